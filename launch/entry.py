@@ -27,7 +27,9 @@ def main() -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is ignored under nohup
         signal.signal(signal.SIGINT, exit_at_once)
     from llmsys.launch.main import main as run_command_line
+    from llmsys.log import allow_every_character
 
+    allow_every_character()
     try:
         status = run_command_line(before_verb=raise_on_signals)
     except Exception:

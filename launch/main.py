@@ -12,7 +12,6 @@ launch/train.py.
 """
 
 import argparse
-import difflib
 import importlib
 import json
 import os
@@ -29,6 +28,7 @@ from llmsys.launch.commands.verbs import (
     TRUST_HELP,
     VERBS,
     VerbParser,
+    suggest_verb,
 )
 
 # the last two are 128 + SIGINT and 128 + SIGPIPE, as a shell reports them
@@ -51,6 +51,8 @@ def main(
         The exit status.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[0:1] == ["help"] and words[1:2] and words[1] in VERBS:
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(format_help(), end="")
         return 0 if words else MENDABLE
@@ -110,7 +112,7 @@ def format_help() -> str:
     )
 
 
-def build_parser(name: str) -> argparse.ArgumentParser:
+def build_parser(name: str) -> VerbParser:
     """Return the parser of one verb: the arguments of every verb, and its own.
 
     Args:
@@ -141,7 +143,9 @@ def build_parser(name: str) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     if verb.runs_code:
         parser.add_argument("--trust-code", action="store_true", help=TRUST_HELP)
-    importlib.import_module(f"llmsys.launch.commands.{name}").add_arguments(parser)
+    module = importlib.import_module(f"llmsys.launch.commands.{name}")
+    module.add_arguments(parser)
+    parser.own_names = getattr(module, "OWN_NAMES", ())
     if name == "completion":  # it completes the options of all verbs, and is below this module
         parser.set_defaults(build_parser=build_parser)
     return parser
@@ -151,6 +155,7 @@ def _run_command(name: str, words: Sequence[str], before_verb: Callable[[str], N
     parser = build_parser(name)
     # parse_args takes no overrides behind an option that follows CONFIG
     arguments = parser.parse_intermixed_args(words)
+    parser.check_overrides(getattr(arguments, "overrides", ()))
     if os.environ.get("LLMSYS_PARENT"):
         from llmsys.launch.process.parent_watch import die_with_parent
 
@@ -190,8 +195,8 @@ def _print_json_error(kind: str, message: str, status: int) -> None:
 
 
 def _suggest_command(word: str) -> str:
-    close = difflib.get_close_matches(word, VERBS, n=1)
-    return f" Did you mean {close[0]}?" if close else ""
+    meant = suggest_verb(word)
+    return f" Did you mean {meant}?" if meant else ""
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from llmsys.launch.process.rank_environment import (
 )
 from llmsys.launch.process.run_requirements import require_layout
 from llmsys.launch.process.standby import is_standby, wait_as_rank
-from llmsys.log import configure_logging, get_logger
+from llmsys.log import allow_every_character, configure_logging, get_logger
 from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.train.stop_request import HANGUP, HANGUP_SAVES
 
@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # its warnings of a lost peer are pages of C++ frames
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     words = strip_local_rank(sys.argv[1:] if arguments is None else arguments)
+    allow_every_character()
     configure_logging()
     if not words or words[0] in ("-h", "--help"):
         print(__doc__ if words else USAGE)

@@ -9,6 +9,7 @@ Invariants:
 - Redacting twice changes nothing more.
 """
 
+import io
 import logging
 import os
 import re
@@ -26,6 +27,15 @@ def get_logger(name: str) -> logging.Logger:
         The logger. It prints nothing before `configure_logging` was called.
     """
     return logging.getLogger(name)
+
+
+def allow_every_character() -> None:
+    """Print a character that the terminal cannot encode as its escape, instead of ending with an
+    error. Each program calls it first.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def configure_logging(level: int = logging.INFO, stream: TextIO | None = None) -> None:

@@ -5,6 +5,7 @@ tokens of a dataset.
 import argparse
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from llmsys.errors import ConfigError
@@ -84,8 +85,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     require_absent(arguments.destination)
     is_import = is_hugging_face_folder(arguments.source)
-    if not is_import:
-        require_run_folder(arguments.source)  # before torch is imported
+    # what needs no weights is said before torch is imported
+    if is_import:
+        _check_config_json(arguments.source / "config.json")
+    else:
+        require_run_folder(arguments.source)
     if arguments.to == "gguf":
         return _convert_to_gguf(arguments, is_import)
     if is_import and shard_bytes is not None:
@@ -117,6 +121,16 @@ def run(arguments: argparse.Namespace) -> int:
         else message
     )
     return 0
+
+
+def _check_config_json(file: Path) -> None:
+    """Raise ConfigError for an architecture that is not known."""
+    from llmsys.hugging_face.read_config_json import parse_json, read_model_values
+
+    values = parse_json(file.read_text(encoding="utf-8-sig"), str(file))
+    # an image model has values in another file, too
+    if values.get("model_type") != "vit":
+        read_model_values(values, str(file))
 
 
 def _convert_tokens(arguments: argparse.Namespace) -> int:

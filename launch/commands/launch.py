@@ -117,7 +117,6 @@ def run(arguments: argparse.Namespace) -> int:
     launch/train.py.
     """
     from llmsys.config.loading.load import load_run_config
-    from llmsys.config.loading.trusted_run import require_trusted_run
     from llmsys.launch.hosts.network_interfaces import is_this_host
     from llmsys.launch.launchers.host_commands import NATURAL, build_commands, strip_user
     from llmsys.launch.launchers.launch_plan import build_launch_plan, require_hosts
@@ -134,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"device={own['device']} is for --by skypilot, which rents it. Leave it out."
         )
     config, nodes = load_run_config(arguments.config, words), own["nodes"]
-    require_trusted_run(config, "training")
+    _check_config(config, prints_only=arguments.print)
     count = int(nodes) if nodes.isdigit() else None
     launcher: Launcher = arguments.launcher or (
         "slurm" if count is not None else NATURAL[config.engine.kind]
@@ -194,6 +193,19 @@ def run(arguments: argparse.Namespace) -> int:
     if status == 0:
         require_finish(config)
     return status
+
+
+def _check_config(config: "RunConfig", *, prints_only: bool) -> None:
+    """Raise ConfigError or CheckpointError for what ranks would find on every host."""
+    from llmsys.config.loading.trusted_run import require_trusted_run
+    from llmsys.estimate.device_profile import load_device_profile
+    from llmsys.train.run_settings import require_resumable_settings
+
+    require_trusted_run(config, "training")
+    if config.flops.device is not None:
+        load_device_profile(config.flops.device)
+    if not prints_only:
+        require_resumable_settings(config)
 
 
 def _check_cluster_job(arguments: argparse.Namespace, own: dict[str, str]) -> None:

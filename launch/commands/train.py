@@ -39,11 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Start the ranks unless the run is finished, and print the final evaluation."""
     from llmsys.config.loading.load import load_run_config
     from llmsys.launch.launchers.local import run_local_ranks
+    from llmsys.launch.process.run_requirements import require_startable
 
     config = load_run_config(arguments.config, arguments.overrides)
     require_export(config, arguments.export, arguments.dtype)
     if arguments.prepare:
         prepare_missing_dataset(config)
+    require_startable(config, [arguments.config, *arguments.overrides])
     if is_finished(config):
         result = read_final_evaluation(config.run.folder)
         message = (
@@ -129,8 +131,8 @@ def count_steps(config: "RunConfig") -> int:
 
 
 def is_finished(config: "RunConfig") -> bool:
-    """Return whether the run folder holds the intact last checkpoint of this config and data,
-    evaluated and sampled.
+    """Return whether the run folder holds the intact last checkpoint of these data, evaluated and
+    sampled. Its settings are those of the config: `require_resumable_settings` has compared them.
     """
     events, num_steps = config.run.folder / "events.jsonl", count_steps(config)
     checkpoint = config.run.folder / "checkpoints" / f"step-{num_steps:08d}"
@@ -143,23 +145,14 @@ def is_finished(config: "RunConfig") -> bool:
         return False
     from llmsys.config.data import list_dataset_folders
     from llmsys.dataset.manifest import combine_fingerprints, load_manifest
-    from llmsys.train.checkpoint_load import read_run_state
-    from llmsys.train.checkpoint_record import find_checkpoint_error
-    from llmsys.train.precision import find_recorded_precision
+    from llmsys.dataset.remote_dataset import is_prepared
+    from llmsys.train.checkpoint_record import find_checkpoint_error, read_record
 
-    if find_checkpoint_error(checkpoint) is not None:
+    folders = list_dataset_folders(config.data)
+    if find_checkpoint_error(checkpoint) is not None or not all(map(is_prepared, folders)):
         return False
-    if (recorded := find_recorded_precision(config.run.folder)) is None:
-        return False
-    config = config.resolve_precision(recorded)
-    saved = read_run_state(checkpoint)
-    now = combine_fingerprints(
-        [load_manifest(folder).fingerprint for folder in list_dataset_folders(config.data)]
-    )
-    same_settings = all(
-        saved.get(key) == value for key, value in config.trajectory_settings.items()
-    )
-    return same_settings and saved["data_fingerprint"] == now
+    now = combine_fingerprints([load_manifest(folder).fingerprint for folder in folders])
+    return bool(read_record(checkpoint)["run"].get("data_fingerprint") == now)
 
 
 def require_finish(config: "RunConfig") -> None:

@@ -5,6 +5,7 @@ parsers.
 import argparse
 import difflib
 import re
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, NoReturn
 
 from llmsys.errors import ConfigError
@@ -186,45 +187,165 @@ TRUST_HELP = (
 OVERRIDE_HELP = "a value of the config, such as batch.sequence_length=1024"
 
 
+# Options and words of verbs, by names that users of other programs give them.
+_OTHER_WORDS = {
+    "nodes": ("hosts", "hostfile", "nnodes", "num_nodes", "num_machines", "nodelist"),
+    "gpus": ("gpu", "num_gpus", "n_gpus", "devices", "world_size"),
+    "device": ("gpu_type", "accelerator", "hardware", "gpu"),
+    "output": ("out", "output_dir", "output_file", "o"),
+    "price-per-hour": ("price", "cost", "cost_per_hour"),
+    "step": ("steps", "checkpoint", "ckpt"),
+    "sbatch": (
+        "partition", "time", "account", "qos", "mem", "gres", "constraint", "exclusive", "job_name",
+        "cpus_per_task", "mail_user", "reservation",
+    ),
+}  # fmt: skip
+# The verb that a word of another program means.
+_OTHER_VERBS = {
+    "convert": ("export", "import", "quantize", "gguf"),
+    "train": ("fit", "run", "finetune", "fine-tune", "pretrain", "sft", "start", "resume"),
+    "chat": ("serve", "server", "ui", "web"),
+    "prepare": ("preprocess", "data", "dedup", "crawl", "process"),
+    "tokenizer": ("tokenize", "tokenise", "vocab"),
+    "evaluate": ("eval", "test", "validate", "lm-eval", "lm_eval"),
+    "generate": ("sample", "complete", "infer", "inference", "predict"),
+    "calibrate": ("benchmark", "bench", "profile"),
+    "show": ("config", "print", "cat", "view"),
+    "list": ("ls", "models", "devices"),
+    "doctor": ("check", "diagnose", "env"),
+    "estimate": ("price", "cost", "memory", "flops"),
+    "init": ("new", "create", "setup", "download"),
+    "watch": ("monitor", "status", "tail", "logs"),
+    "launch": ("torchrun", "deepspeed", "accelerate", "submit", "sbatch", "mpirun"),
+}
+
+
+def suggest_verb(word: str) -> str | None:
+    """Return the verb that an unknown one means: by another name, or spelled alike.
+
+    Args:
+        word: The unknown verb.
+
+    Returns:
+        One of `VERBS`; None if nothing is close.
+    """
+    lower = word.lower()
+    named = [verb for verb, others in _OTHER_VERBS.items() if lower in others]
+    return next(iter([*named, *difflib.get_close_matches(lower, VERBS, n=1)]), None)
+
+
 class VerbParser(argparse.ArgumentParser):
     """A parser whose errors are ours: the mistake, the closest option, and where to look."""
+
+    # names of the verb's own words, such as nodes in nodes=2
+    own_names: Collection[str] = ()
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError instead of printing the usage and leaving Python."""
         hint = ""
-        if unknown := re.search(r"unrecognized arguments: (--?[\w-]+)", message):
-            known = [word for action in self._actions for word in action.option_strings]
-            # --step is no misspelled --help
-            others = [word for word in known if word != "--help"]
-            close = difflib.get_close_matches(unknown[1], others, n=1)
-            # --tokens is a key of the config and no misspelled --documents
-            misspelled = difflib.get_close_matches(unknown[1], others, n=1, cutoff=0.8)
-            key = None if misspelled else self._find_config_key(message.partition(": ")[2])
-            if close and key is None:
-                hint = f" Did you mean {close[0]}?"
-            elif key is not None:
-                hint = f" Did you mean {key}? Keys of the config have no dashes."
-            else:
-                hint = f" Known: {', '.join(sorted(known))}."
+        if unknown := re.search(r"unrecognized arguments: (--?[\w.-]+)(.*)", message, re.DOTALL):
+            given = unknown[2].lstrip("= ").split()
+            is_value = bool(given) and (unknown[2][0] == "=" or not given[0].startswith("--"))
+            hint = f" {self._suggest_option(unknown[1], given[0] if is_value else None)}"
         elif wrong := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
-            close = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
+            choice = _find_choice(wrong[1], re.findall(r"[\w-]+", wrong[2]))
+            hint = f" Did you mean {choice}?" if choice else " Use one of these."
         elif number := re.search(r"invalid (int|float) value", message):
             hint = f" Use digits, such as {8 if number[1] == 'int' else 0.5}."
+        elif "expected one argument" in message:
+            hint = " Give it a value."
+        elif "are required" in message:
+            hint = " Give what is missing."
         example = (self.epilog or "").strip().splitlines()[-1]
         raise ConfigError(
             f"{self.prog}: {message.rstrip('.')}.{hint} {example}. See: {self.prog} --help"
         )
 
-    def _find_config_key(self, words: str) -> str | None:
-        """Return the override that unknown options such as `--temperature 0.5` mean; None
+    def check_overrides(self, overrides: Sequence[str]) -> None:
+        """Raise ConfigError for an override that is an option without its dashes, or a misspelled
+        word of the verb.
+        """
+        options = [word for action in self._actions for word in action.option_strings]
+        for override in overrides:
+            name, _, value = override.partition("=")
+            if "." in name or name in self.own_names or override.startswith("-"):
+                continue
+            option = f"--{name.replace('_', '-')}"
+            if option in options:
+                is_switch = next(one for one in self._actions if option in one.option_strings)
+                meant = option if is_switch.nargs == 0 else f"{option} {value or '…'}"
+            elif _is_no_section(name) and (word := self._find_own_name(name, value)) is not None:
+                meant = f"{word}={value or '…'}"
+            else:
+                continue
+            raise ConfigError(
+                f"{self.prog}: {override} is no key of the config. Did you mean {meant}? See: "
+                f"{self.prog} --help"
+            )
+
+    def _suggest_option(self, option: str, value: str | None) -> str:
+        """Return what an unknown option means: a word of the verb, a key, or another option."""
+        name = option.lstrip("-").replace("-", "_")
+        known = [word for action in self._actions for word in action.option_strings]
+        # --step is no misspelled --help
+        others = [word for word in known if word not in ("--help", "-h")]
+        if (own := self._find_own_name(name, value)) is not None:
+            return f"Did you mean {own}={value or '…'}? It has no dashes."
+        for ours, theirs in _OTHER_WORDS.items():
+            is_other = ours == "gpus" and not (value or "").isdigit()
+            if f"--{ours}" in known and name in theirs and not is_other:
+                meant = f"--sbatch={option}={value or '…'}" if ours == "sbatch" else f"--{ours}"
+                return f"Did you mean {meant}?"
+        # --tokens is a key of the config and no misspelled --documents
+        if close := difflib.get_close_matches(option, others, n=1, cutoff=0.8):
+            return f"Did you mean {close[0]}?"
+        if (override := self._suggest_override(name, value)) is not None:
+            return override
+        begun = [word for word in others if word.startswith(option)]
+        alike = begun or difflib.get_close_matches(option, others, n=1, cutoff=0.7)
+        return f"Did you mean {alike[0]}?" if alike else f"Known: {', '.join(sorted(known))}."
+
+    def _find_own_name(self, name: str, value: str | None) -> str | None:
+        """Return the word of the verb that a name means."""
+        for own in self.own_names:
+            is_count = own == "gpus" and not (value or "").isdigit()
+            if name == own or (name in _OTHER_WORDS.get(own, ()) and not is_count):
+                return own
+        close = difflib.get_close_matches(name, self.own_names, n=1, cutoff=0.8)
+        return close[0] if close else None
+
+    def _suggest_override(self, name: str, value: str | None) -> str | None:
+        """Return the override that an unknown option such as `--temperature 0.5` means; None
         without one.
         """
         if not any(action.dest == "overrides" for action in self._actions):
             return None
+        from llmsys.config.loading.common_names import suggest_override
         from llmsys.config.loading.validation_errors import find_config_key
         from llmsys.config.run import RunConfig
 
-        name, _, value = words.replace("=", " ").partition(" ")
-        key = find_config_key(name.lstrip("-").replace("-", "_"), RunConfig)
-        return f"{key}={value.split()[0] if value else '…'}" if key else None
+        if (meant := suggest_override(name, value)) is not None:
+            dashes = " Keys of the config have no dashes." if "=" in meant.partition("?")[0] else ""
+            return f"{meant}{dashes}"
+        if (key := find_config_key(name, RunConfig)) is None:
+            return None
+        return f"Did you mean {key}={value or '…'}? Keys of the config have no dashes."
+
+
+def _is_no_section(name: str) -> bool:
+    from llmsys.config.run import RunConfig
+
+    return name not in RunConfig.model_fields
+
+
+def _find_choice(word: str, choices: list[str]) -> str | None:
+    """Return the choice that a wrong word means: spelled alike, or by another name."""
+    other = {
+        "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32",
+        "float": "float32", "srun": "slurm", "sbatch": "slurm", "ssh": "torchrun",
+        "mpirun": "torchrun", "mpi": "torchrun",
+    }.get(word.lower())  # fmt: skip
+    if other in choices:
+        return other
+    same = [choice for choice in choices if choice.lower() == word.lower()]
+    return next(iter([*same, *difflib.get_close_matches(word, choices, n=1)]), None)

@@ -3,6 +3,7 @@
 Reads the config and the manifests of its datasets.
 """
 
+import os
 import shlex
 from collections.abc import Sequence
 
@@ -13,13 +14,16 @@ from llmsys.config.optimizer import PythonOptimizerConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.schedule import PythonScheduleConfig
 from llmsys.data.step_plan import RunPlan
-from llmsys.dataset.manifest import MANIFEST_NAME
+from llmsys.dataset.manifest import MANIFEST_NAME, load_manifest
 from llmsys.dataset.remote_dataset import is_prepared
-from llmsys.errors import DataError
+from llmsys.errors import CheckpointError, ConfigError, DataError
+from llmsys.estimate.device_profile import load_device_profile
 from llmsys.events import require_events
 from llmsys.optim.lr_schedule import load_python_schedule
 from llmsys.storage.paths import find_folder_url, format_folder
-from llmsys.train.checkpoint_record import build_missing_error, list_checkpoints
+from llmsys.train.checkpoint_record import RECORD, build_missing_error, list_checkpoints
+from llmsys.train.run_files import find_run_of_checkpoint
+from llmsys.train.run_settings import require_resumable_settings
 
 
 def require_layout(config: RunConfig, ranks: int) -> None:
@@ -56,6 +60,111 @@ def require_layout(config: RunConfig, ranks: int) -> None:
         )
     elif windows:
         RunPlan(config.batch, layout.data_parallel_size, 0)
+
+
+def require_startable(config: RunConfig, words: Sequence[str]) -> None:
+    """Check what ranks would find seconds later: device profile, run folder, initial weights, the
+    settings of the checkpoint that the run would continue, and the tokenizer.
+
+    Args:
+        config: The run.
+        words: CONFIG and overrides as they were given, for the commands that messages suggest.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: One of them does not fit. Missing datasets are
+            said by `require_datasets`.
+    """
+    if config.flops.device is not None:
+        load_device_profile(config.flops.device)
+    require_run_folder(config)
+    require_initial_weights(config)
+    require_resumable_settings(config)
+    require_own_tokenizer(config, words)
+
+
+def require_run_folder(config: RunConfig) -> None:
+    """Check that the run folder can be written. A remote one is not checked.
+
+    Args:
+        config: The run.
+
+    Raises:
+        DataError: It is a file or below one, belongs to a dataset, or may not be written.
+    """
+    folder = config.run.folder
+    if find_folder_url(folder) is not None:
+        return
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise DataError(
+            f"run.folder={folder}: {existing} is a file, not a folder. Set run.folder to another "
+            "folder."
+        )
+    if (folder / MANIFEST_NAME).is_file():
+        raise DataError(
+            f"run.folder={folder} is a dataset folder ({MANIFEST_NAME}). Set run.folder to a "
+            "folder of its own."
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise DataError(
+            f"run.folder={folder}: {existing} may not be written. Set run.folder to another "
+            "folder, or change its permissions."
+        )
+
+
+def require_initial_weights(config: RunConfig) -> None:
+    """Check that what a new run begins with has a checkpoint. A remote one is not checked.
+
+    Args:
+        config: The run.
+
+    Raises:
+        CheckpointError: `train.init_from` names no run and no checkpoint.
+    """
+    source = config.train.init_from
+    if source is None or find_folder_url(source) is not None:
+        return
+    folder = find_run_of_checkpoint(source)
+    if list_checkpoints(folder / "checkpoints") or (source / RECORD).is_file():
+        return
+    if (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"train.init_from={source} is a Hugging Face folder, not a run. Run llmsys convert "
+            f"{source} RUN, and set train.init_from=RUN."
+        )
+    held = "has no checkpoint" if folder.is_dir() else "does not exist"
+    raise CheckpointError(
+        f"train.init_from={source}: {folder} {held}. Give a run folder, RUN@STEP or the folder of "
+        "a checkpoint."
+    )
+
+
+def require_own_tokenizer(config: RunConfig, words: Sequence[str]) -> None:
+    """Check that a tokenizer whose settings are given is the one that the dataset has: a run takes
+    that of the dataset, whatever its config says.
+
+    Args:
+        config: The run.
+        words: CONFIG and overrides as they were given.
+
+    Raises:
+        ConfigError: A setting that is given differs from that of the dataset.
+    """
+    folders = list_dataset_folders(config.data)
+    if len(folders) != 1 or find_folder_url(folders[0]) or not is_prepared(folders[0]):
+        return
+    made = load_manifest(folders[0]).config.get("tokenizer") or {}
+    given = config.tokenizer.model_dump(mode="json")
+    if made.get("kind") != given["kind"]:  # a kind that nobody gave is the default
+        return
+    for name in sorted(config.tokenizer.model_fields_set - {"kind", "path"}):
+        if name in made and made[name] != given[name]:
+            raise ConfigError(
+                f"tokenizer.{name}={given[name]}, but {format_folder(folders[0])} was prepared "
+                f"with {made[name]}, and a run has the tokenizer of its dataset. Set "
+                f"tokenizer.{name}={made[name]}, or prepare another dataset: llmsys prepare "
+                f"{shlex.join(words)} data.folder=FOLDER"
+            )
 
 
 def require_datasets(config: RunConfig, words: Sequence[str], purpose: str = "training") -> None:

@@ -17,11 +17,18 @@ Invariants:
 """
 
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -116,12 +123,51 @@ def find_nearest_multiples(value: int, unit: int) -> tuple[int, ...]:
     return tuple(multiple for multiple in (below, below + unit) if multiple > 0)
 
 
+_TOO_LARGE = 2**63
+
+
 class Section(BaseModel):
     """One mapping of a YAML file: frozen after validation; unknown keys are errors."""
 
     model_config = ConfigDict(
         defer_build=True, frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_numbers(cls, values: Any) -> Any:
+        """Refuse what pydantic takes for a number: true is no 1, and sizes have 18 digits."""
+        if isinstance(values, dict):
+            raise_violations(_find_odd_numbers(cls, values))
+        return values
+
+
+def _find_odd_numbers(section: "SectionType", values: dict[str, Any]) -> Iterator[Violation]:
+    for name, value in values.items():
+        if type(value) is not bool and not (type(value) is int and abs(value) >= _TOO_LARGE):
+            continue
+        field = section.model_fields.get(name)
+        if field is None:
+            continue
+        types_of_field = _list_plain_types(field.annotation)
+        if type(value) is bool and types_of_field & {int, float} and bool not in types_of_field:
+            yield Violation(
+                name, f"{value} is not a number. Use digits, such as 8 or 0.5. {field.description}"
+            )
+        elif type(value) is int and int in types_of_field:
+            yield Violation(
+                name,
+                f"{value} is too large for a whole number: the maximum has 18 digits. Use less.",
+            )
+
+
+def _list_plain_types(annotation: object) -> set[object]:
+    """Return the types of an annotation: those of a union, and of `Annotated`."""
+    if get_origin(annotation) is Annotated:
+        return _list_plain_types(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return set().union(*(_list_plain_types(one) for one in get_args(annotation)))
+    return {annotation}
 
 
 class NamedRuleConfig(Section):

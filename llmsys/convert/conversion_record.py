@@ -1,8 +1,8 @@
 """Read the records of a conversion: the Hugging Face folder that a run was made from, and the run
 of exported weights.
 
-`hugging_face/record.json` has the names and shards of that folder. A run folder may come from a
-stranger, so the record is checked before anything is written.
+`hugging_face/record.json` has the names, dtypes and shards of that folder. A run folder may come
+from a stranger, so the record is checked before anything is written.
 
 Invariants:
 - `read_conversion_record` returns only names of safetensors files, and no tensor name twice.
@@ -15,6 +15,7 @@ from typing import Any
 
 from llmsys.convert.folders import KEPT, RECORD, UNUSED
 from llmsys.convert.safetensors_folder import INDEX, is_shard_name, parse_weight_map
+from llmsys.convert.weight_dtype import WIDE
 from llmsys.errors import CheckpointError
 from llmsys.storage.stored_formats import EXPORT_RECORD, IMPORT_RECORD, VERSION_KEY, require_version
 from llmsys.train.checkpoint_record import read_record
@@ -62,6 +63,9 @@ def _check_record(record: dict[str, Any]) -> None:
                 f"{name} would be written to {file!r}, which is not a safetensors file of the "
                 "destination"
             )
+    for name, dtype in record.get("dtypes", {}).items():
+        if f"torch.{dtype}" not in map(str, WIDE):
+            raise ValueError(f"{name} has dtype {dtype!r}, which no weights have")
     if record["index"] is not None and not set(parse_weight_map(record["index"]).values()) <= {
         *record["files"].values()
     }:

@@ -37,7 +37,7 @@ from llmsys.convert.image_files import read_image_settings
 from llmsys.convert.quantized_folder import QuantizedFolder
 from llmsys.convert.safetensors_folder import INDEX, SafetensorsShardWriter
 from llmsys.convert.tokenizer_files import ImportedTokenizer, import_tokenizer
-from llmsys.convert.weight_dtype import cast_weight, choose_dtype
+from llmsys.convert.weight_dtype import WIDE, cast_weight, choose_dtype
 from llmsys.errors import CheckpointError, format_choices
 from llmsys.hugging_face.read_config_json import parse_json
 from llmsys.log import get_logger
@@ -51,8 +51,6 @@ log = get_logger(__name__)
 SMALL_FILE_BYTES = 1 << 26
 # Longest window that the written config evaluates with; any other is one word on the command line.
 LENGTH = 1024
-# What weights can be stored as: the numbers themselves.
-WIDE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx")
 
 
@@ -115,7 +113,9 @@ class HuggingFaceImport:
             theirs = [self.files.read(self.match.names[name]) for name in group.theirs]
             self._last = (group, group.form.from_hugging_face(theirs, self.model))
         tensor = self._last[1][group.ours.index(part)]
-        return tensor if self.dtype is None else cast_weight(part.name, tensor, self.dtype)
+        if self.dtype is None:
+            return tensor
+        return cast_weight(part.name, tensor, choose_dtype(part.name, self.dtype))
 
     def check_copies(self) -> None:
         """Raise CheckpointError when the file holds two different values of a tied tensor."""
@@ -241,6 +241,7 @@ def _keep_originals(kept: Path, source: Path, reading: HuggingFaceImport) -> Non
         "names": reading.match.names,
         "copies": reading.match.copies,
         "files": {name: one.file for name, one in stored.items()},
+        "dtypes": {name: str(one.dtype).removeprefix("torch.") for name, one in stored.items()},
         "index": (source / INDEX).read_bytes().decode() if (source / INDEX).is_file() else None,
     }
     if reading.files.is_quantized:

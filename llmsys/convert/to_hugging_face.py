@@ -91,8 +91,15 @@ class HuggingFaceExport:
         self.values = self._load_config_values()
         self.origin = describe_origin(self.run.run.name, checkpoint)
         self.source_dtype = self._find_source_dtype()
-        self.dtype_name = self._choose_dtype(dtype)
+        # None: each tensor as in the imported folder, or else as in the checkpoint
+        self.dtype_name = None if dtype == SOURCE_DTYPE else dtype
         self.dtype = None if self.dtype_name is None else DTYPES[self.dtype_name]
+        self.source_dtypes = self._find_source_dtypes()
+        if dtype == SOURCE_DTYPE and not self.source_dtypes:
+            raise ConfigError(
+                f"--dtype source: {self.run_folder} neither was imported nor continues a Hugging "
+                f"Face folder. Name one: --dtype {format_choices(list(DTYPES))}."
+            )
         self.plan: ConversionPlan = build_conversion_plan(
             self.model, get_family_mapping(str(self.values["model_type"]), self.model)
         )
@@ -135,9 +142,9 @@ class HuggingFaceExport:
         ours = [
             scale_weight(self.run.model, part.name, self.reader.read(part)) for part in group.ours
         ]
-        if self.dtype is not None:
-            named = zip(group.ours, ours, strict=True)
-            ours = [cast_weight(part.name, tensor, self.dtype) for part, tensor in named]
+        dtype = self._get_dtype(group)
+        named = zip(group.ours, ours, strict=True)
+        ours = [cast_weight(part.name, tensor, dtype) for part, tensor in named]
         return group.form.to_hugging_face(ours, self.model)
 
     def _load_config_values(self) -> dict[str, Any]:
@@ -155,21 +162,16 @@ class HuggingFaceExport:
         name = str(named).removeprefix("torch.")
         return name if name in DTYPES else None
 
-    def _choose_dtype(self, asked: str | None) -> str | None:
-        """Return the dtype to write; None for that of the checkpoint.
-
-        Weights that were imported and not trained have that of their files; trained ones are in
-        float32, and their files get the dtype that config.json promises.
+    def _find_source_dtypes(self) -> dict[str, torch.dtype]:
+        """Return name → dtype of the tensors of the imported folder: some folders mix dtypes, and
+        some name none in config.json. Empty where nothing was imported.
         """
-        if asked == SOURCE_DTYPE and self.source_dtype is None:
-            raise ConfigError(
-                f"--dtype source: {self.run_folder} neither was imported nor continues a Hugging "
-                "Face folder that names its dtype. Name one: --dtype "
-                f"{format_choices(list(DTYPES))}."
-            )
-        if asked == SOURCE_DTYPE or (asked is None and self.origin):
-            return self.source_dtype
-        return asked
+        if self.record is None:
+            return {}
+        stored: dict[str, str] = self.record.get("dtypes") or {}
+        if not stored and self.source_dtype is not None:  # an import of 0.2's first weeks
+            stored = dict.fromkeys(self.record["files"], self.source_dtype)
+        return {name: getattr(torch, dtype) for name, dtype in stored.items()}
 
     def _has_indexed_size(self, index: str) -> bool:
         """Return whether the tensors have as many bytes as an imported index says."""
@@ -178,7 +180,10 @@ class HuggingFaceExport:
 
     def _get_dtype(self, group: TensorGroup) -> torch.dtype:
         name = group.ours[0].name
-        return self.reader.dtypes[name] if self.dtype is None else choose_dtype(name, self.dtype)
+        if self.dtype is not None:
+            return choose_dtype(name, self.dtype)
+        stored = self.source_dtypes.get(self.get_written_name(group.theirs[0]))
+        return self.reader.dtypes[name] if stored is None else stored
 
     def _open_unused(self) -> SafetensorsFolder | None:
         kept = self.run_folder / KEPT
@@ -234,8 +239,8 @@ def convert_to_hugging_face(
         source: Run folder or checkpoint.
         destination: Folder to create; must not exist.
         shard_bytes: Size limit of a file, in bytes. None: the imported files' sizes, or 5 GB.
-        dtype: Dtype of the weights: one of `DTYPES`, or `source` for that of the imported folder.
-            None: that of the checkpoint.
+        dtype: Dtype of the weights: one of `DTYPES`, or `source` for those of the imported folder.
+            None: as `source`, or those of the checkpoint where nothing was imported.
 
     Returns:
         `destination`.

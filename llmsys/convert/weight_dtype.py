@@ -1,8 +1,8 @@
 """The dtype of converted weights: as stored, or another one that they are rounded to.
 
 Invariants:
-- The correction biases of routers stay float32, as published models have them: bfloat16 would
-  change the choice of experts.
+- Where another dtype is asked for, the correction biases of routers are float32, as published
+  models have them: bfloat16 would change the choice of experts.
 """
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 from llmsys.errors import CheckpointError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# What weights can be stored as: the numbers themselves.
+WIDE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 KEPT = ("balance_bias_E",)
 
 
@@ -33,7 +35,7 @@ def cast_weight(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     Args:
         name: Its name.
         tensor: Its values.
-        dtype: The dtype of the weights.
+        dtype: The dtype to write.
 
     Returns:
         The rounded tensor.
@@ -41,7 +43,7 @@ def cast_weight(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     Raises:
         CheckpointError: A finite value is beyond the range of the dtype.
     """
-    cast = tensor.to(choose_dtype(name, dtype))
+    cast = tensor.to(dtype)
     if cast.dtype == torch.float16 and bool((cast.isinf() & tensor.isfinite()).any()):
         largest = float(tensor[tensor.isfinite()].abs().max())
         raise CheckpointError(

@@ -104,6 +104,7 @@ class ClusterCosts(Section):
     expert_load: float = Field(
         1.0,
         ge=1,
+        le=1_000,
         description="Tokens of the fullest rank of experts / mean of the ranks; all wait for it "
         "in each layer.",
     )

@@ -275,8 +275,11 @@ def read_profile_values(path: Path) -> tuple[Any, dict[Keys, int]]:
 def _format_unknown_device(name: str) -> str:
     known = list_device_names()
     # h100 is h100-sxm, and not v100, which is closer by letters
-    begun = [one for one in known if one.startswith(name.lower().replace("_", "-"))]
-    close = begun or difflib.get_close_matches(name.lower(), known, n=1)
+    word = name.lower().replace("_", "-")
+    begun = [one for one in known if one.startswith(word)]
+    # h1000 is nearer to h100-sxm than to v100
+    begun = begun or [one for one in known if word.startswith(one.partition("-")[0])]
+    close = begun or difflib.get_close_matches(word, known, n=1)
     hint = f" Did you mean {' or '.join(close[:2])}?" if close else ""
     return (
         f"{name!r} has no device profile, and no other profile is used instead.{hint} Known: "

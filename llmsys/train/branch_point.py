@@ -27,7 +27,7 @@ from llmsys.log import get_logger
 from llmsys.train.checkpoint_load import read_resumable_record
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.recorded_doublings import set_doublings
-from llmsys.train.run_checks import format_changes
+from llmsys.train.run_settings import format_changes
 from llmsys.train.source_checkpoint import (
     TakenTensors,
     find_source_checkpoint,

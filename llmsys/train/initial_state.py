@@ -33,7 +33,8 @@ from llmsys.train.checkpoint_record import (
     list_checkpoints,
 )
 from llmsys.train.checkpoint_write import REMOVED, REPLACED, restore_replaced
-from llmsys.train.run_checks import check_loaded_state, drop_reproducibility_mode, format_changes
+from llmsys.train.run_checks import check_loaded_state
+from llmsys.train.run_settings import drop_reproducibility_mode, require_same_settings
 from llmsys.train.step_guard import StepGuard
 
 # Checkpoints that an error lists with their problems.
@@ -162,18 +163,6 @@ def _move_aside(folder: Path) -> Path | None:
 
 
 # Next step for a difference, by the prefix of its key.
-ADVICE = {
-    "data": (
-        "The data differ: set data.folder to the original dataset, or prepare it again with "
-        "the original config."
-    ),
-    "tokenizer_fingerprint": (
-        "The tokenizer differs, so ids have another meaning: use the tokenizer of the run."
-    ),
-    "model": "The model differs: restore the model section.",
-}
-
-
 def find_resume_point(config: RunConfig) -> Path | None:
     """Find the newest complete checkpoint of a run, or None for a start at step 0. Collective.
 
@@ -224,27 +213,3 @@ def resume_from_checkpoint(
     steps: int = record["steps"]
     log.info("resuming from %s: %d of %d steps done", newest, steps, config.num_steps)
     return steps
-
-
-def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Compare the settings that a checkpoint was trained with and the current ones.
-
-    Args:
-        newest: The checkpoint, for the message.
-        saved: Its settings.
-        now: Those of this run.
-
-    Raises:
-        CheckpointError: They differ; the message lists every difference.
-    """
-    changes = format_changes(saved, now)
-    if not changes:
-        return
-    advice = [
-        text for key, text in ADVICE.items() if any(change.startswith(key) for change in changes)
-    ]
-    raise CheckpointError(
-        f"{newest} was trained with other settings: {'; '.join(changes)}. A run folder belongs to "
-        f"one trajectory. {''.join(f'{text} ' for text in advice)}Restore the settings, or set "
-        "run.folder to a new folder."
-    )

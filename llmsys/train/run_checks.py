@@ -16,10 +16,8 @@ from llmsys.config.run import RunConfig
 from llmsys.engine.engine import Engine, EngineState
 from llmsys.engine.state_hash import hash_state
 from llmsys.errors import CheckpointError, LaunchError
-from llmsys.log import get_logger
 from llmsys.parallel.process_group import all_gather_object, get_rank
-
-log = get_logger(__name__)
+from llmsys.train.run_settings import list_changes
 
 
 def format_bitwise_notice(config: RunConfig, micro_batches: int, device: str) -> str:
@@ -72,27 +70,6 @@ def check_loaded_state(engine: Engine, checkpoint: Path, record: dict[str, Any])
             "intact, so the state was loaded wrongly: resume with the versions that saved it "
             "(environment.json), and report this."
         )
-
-
-def drop_reproducibility_mode(
-    saved: dict[str, Any], now: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Let a run continue in the other mode: leave the mode out of both identities, and log the
-    change.
-
-    Args:
-        saved: The settings of the checkpoint.
-        now: The settings of this run.
-
-    Returns:
-        Both, without the mode where they differ in it. Bits differ from there on.
-    """
-    # The key is present in bitwise mode only.
-    if ("bitwise" in saved) == ("bitwise" in now):
-        return saved, now
-    modes = ["fast" if "bitwise" not in one else "bitwise" for one in (saved, now)]
-    log.info("until now in %s mode, from now on in %s mode", *modes)
-    return tuple({k: v for k, v in one.items() if k != "bitwise"} for one in (saved, now))  # type: ignore[return-value]
 
 
 # Differences that a message lists.
@@ -167,40 +144,6 @@ def format_disagreement(
         "same config. Install the same versions on every host, and start every rank with the "
         "same arguments."
     )
-
-
-def list_changes(saved: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """List the differences between nested settings.
-
-    Args:
-        saved: Settings as dictionaries, or a value.
-        now: The same, later.
-        path: Dotted key of both.
-
-    Returns:
-        (dotted key, value in `saved`, value in `now`) of each; None for a key that is missing.
-    """
-    if isinstance(saved, dict) and isinstance(now, dict):
-        keys = sorted(saved.keys() | now.keys())
-        return [
-            entry
-            for key in keys
-            for entry in list_changes(saved.get(key), now.get(key), f"{path}.{key}".strip("."))
-        ]
-    return [] if saved == now else [(path, saved, now)]
-
-
-def format_changes(saved: Any, now: Any) -> list[str]:
-    """Return the differences between nested settings as sentences.
-
-    Args:
-        saved: Settings as dictionaries.
-        now: The same, later.
-
-    Returns:
-        Such as `optimizer.learning_rate was 0.001, now 0.002`.
-    """
-    return [f"{path} was {before}, now {after}" for path, before, after in list_changes(saved, now)]
 
 
 def _hash_source() -> str:

@@ -3,15 +3,11 @@
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from llmsys.launch.main import main
-from tests.helpers.example_run import write_dataset, write_run
-from tests.helpers.paths import CONFIGS
+from tests.helpers.mistaken_folders import build_mistaken_folders
 
 # Phrases of pydantic and argparse that are no sentence for a user.
 RAW = re.compile(
@@ -75,7 +71,7 @@ OVERRIDES = [
     ("'data.inputs=[{path: a, reader: a.py:A}]'", "is not a section. Use its keys, such as "
     "data.inputs.0.reader", ""),
     ("tokenizer.kind=tiktoken", "'tiktoken' is not sentencepiece, wordpiece, file, python or "
-    "none. Use one", ""),
+    "none. Did you mean file?", ""),
     ("optimizer.kind=adamW", "'adamW' is not adamw, adam", "optimizer.kind=adamw"),
     ("optimizer.kind=sgd", "Did you mean adamw?", "optimizer.kind=adamw"),
     ("optimizer=muon", "'muon' is not a section. Use optimizer.kind=muon", "optimizer.kind=muon"),
@@ -135,7 +131,7 @@ OVERRIDES = [
     ("launch.processes=two", "'two' is not a whole number", "launch.processes=8"),
     ("launch.processes=-1", "-1 is too small: the minimum is 0", "launch.processes=0"),
     ("launch.gpus=2", "unknown key. Did you mean launch.processes?", "launch.processes=2"),
-    ("launch.nodes=2", "unknown key. Known here: processes, port", ""),
+    ("launch.nodes=2", "unknown key; it is for several hosts. Run llmsys launch", ""),
     ("launch.num_gpus=8", "Did you mean launch.processes?", "launch.processes=8"),
     ("train.steps=1000", "unknown key. Did you mean train.tokens?", "train.tokens=2_048_000"),
     ("train.num_epochs=3", "unknown key. Did you mean train.tokens?", "train.tokens=1_000_000"),
@@ -281,13 +277,14 @@ OVERRIDES = [
     ("generation.temperature=hot", "'hot' is not a number", "generation.temperature=8"),
     ("generation.temperature=-1", "-1 is too small: the minimum is 0", "generation.temperature=0"),
     ("generation.top_p=2", "2 is too large: the maximum is 1", "generation.top_p=1"),
-    ("generation.max_tokens=10", "unknown key. Did you mean max_new_tokens?",
+    ("generation.max_tokens=10", "unknown key. Did you mean generation.max_new_tokens?",
         "generation.max_new_tokens=10"),
-    ("generation.beams=4", "unknown key. Did you mean num_beams?", "generation.num_beams=4"),
+    ("generation.beams=4", "unknown key. Did you mean generation.num_beams?",
+        "generation.num_beams=4"),
     ("objective.kind=translation", "translation needs family=encoder_decoder with head=lm", ""),
     ("run.seed=abc", "'abc' is not a whole number", "run.seed=8"),
-    ("run.seed=99999999999999999999", "99999999999999999999 is too large: it must be below "
-    "9.22337e+18", ""),
+    ("run.seed=99999999999999999999", "99999999999999999999 is too large for a whole number: "
+    "the maximum has 18 digits. Use less", ""),
     ("run.seed=-1", "-1 is too small: the minimum is 0", "run.seed=0"),
     ("run.name=", "None is not text. Give a text", "run.name=a"),
     ("run.name=3", '3 is not text. Use "3"', "'run.name=\"3\"'"),
@@ -511,35 +508,13 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-FILES = {
-    "brackets": b"run: {name: a\n",
-    "tabs": b"run:\n\tname: a\n",
-    "twice": b"run: {name: a}\nrun: {name: b}\n",
-    "list": b"- run\n",
-    "word": b"run\n",
-    "nothing": b"",
-    "bytes": b"\xff\xfe\x00\x01",
-    "with space/config": b"base: train/demo\n",
-    "größe/config": b"base: train/demo\n",
-}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A working directory with an empty folder, a folder of parquet, a run and a dataset."""
+    """A working directory with what the commands name."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("mistakes"))
-        Path("configs").symlink_to(CONFIGS)
-        for name in ("empty", "parquets", "run/checkpoints/step-00000050", "with space", "größe"):
-            Path(name).mkdir(parents=True)
-        pq.write_table(pa.table({"text": ["one text"]}), "parquets/a.parquet")
-        (write_run(Path("run")) / "config.yaml").write_text(
-            "format_version: 2\nrun: {folder: run}\n"
-        )
-        write_dataset(Path("dataset"))
-        Path("table.csv").touch()
-        for name, text in FILES.items():
-            Path(f"{name}.yaml").write_bytes(text)
+        root = tmp_path_factory.mktemp("mistakes")
+        patch.chdir(root)
+        build_mistaken_folders(root)
         yield
 
 

@@ -12,6 +12,7 @@ Invariants:
 """
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +131,21 @@ def _format_config_name(path: Path, root: Path) -> str:
     return path.relative_to(root).with_suffix("").as_posix()
 
 
+# owner and model, such as Qwen/Qwen3-0.6B
+_HUB_NAME = re.compile(r"[A-Za-z][\w-]*/[\w-]*\d[\w.-]*(?<!\.yaml)(?<!\.json)")
+
+
 def _format_name_hint(name: str) -> str:
     known = list_config_names()
     stem = name.removesuffix(".yaml").removesuffix(".yml").removeprefix("configs/")
     by_stem = {known_name.rpartition("/")[2]: known_name for known_name in reversed(known)}
     if close := difflib.get_close_matches(stem, [*known, *by_stem], n=1, cutoff=0.7):
         return f"Did you mean {by_stem.get(close[0], close[0])}?"
+    if _HUB_NAME.fullmatch(name):
+        return (
+            f"If it is a model of the Hugging Face hub: hf download {name} --local-dir FOLDER. "
+            "Then run llmsys init FOLDER TEXTS, or llmsys convert FOLDER RUN."
+        )
     return (
         "Give the path of a YAML file, or a name that llmsys list configs or llmsys list models "
         "prints."

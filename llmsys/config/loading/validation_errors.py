@@ -13,8 +13,10 @@ from pydantic_core import ErrorDetails
 
 from llmsys.config.loading.common_names import (
     COMMON_KEYS,
+    COMMON_SWITCHES,
     NEEDLESS_KEYS,
-    suggest_number,
+    OTHER_UNITS,
+    suggest_amount,
     suggest_value,
 )
 from llmsys.config.loading.merge import ConfigLayer
@@ -138,6 +140,8 @@ def _iter_messages(
             (*keys, "kind"),
             f"is missing. Use {format_choices([get_kind(member) for member in members])}.",
         )
+    elif kind == "union_tag_invalid" and isinstance(value, str | int | float):
+        yield keys, _format_not_section(keys, value, members)
     elif kind == "union_tag_invalid":
         tags = re.findall(r"'([^']*)'", str(context["expected_tags"]))
         yield (*keys, "kind"), _format_illegal_value((*keys, "kind"), context["tag"], tags)
@@ -149,7 +153,7 @@ def _iter_messages(
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         yield keys, _format_not_section(keys, value, members)
     else:
-        yield keys, _format_rule(detail, value, _get_field_description(keys, owners))
+        yield keys, _format_rule(detail, keys, _get_field_description(keys, owners))
 
 
 def _format_missing(keys: Keys, description: str) -> str:
@@ -180,17 +184,21 @@ def _format_not_section(keys: Keys, value: object, members: list[SectionType]) -
         )
     if "entries" in names and isinstance(value, str):
         return f"{head} Use {{entries: [{text}]}}, or {{files: [FILE]}} with one entry per line."
-    return f"{head} Use its keys, such as {here}.{names[0]}=…; known: {', '.join(names)}."
+    first = next(name for name in names if name != "kind")
+    if value in ("none", "None", "false", "off"):
+        return f"{head} Use {here}=null where it can be left out, or its keys: {', '.join(names)}."
+    return f"{head} Use its keys, such as {here}.{first}=…; known: {', '.join(names)}."
 
 
-def _format_rule(detail: ErrorDetails, value: Any, description: str) -> str:
+def _format_rule(detail: ErrorDetails, keys: Keys, description: str) -> str:
+    value = detail["input"]
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     kind, context = detail["type"], detail.get("ctx", {})
     if kind in _LIMITS:
         name, text = _LIMITS[kind]
         message = f"{_format_value(value)} {text.format(f'{context[name]:g}')}"
     elif kind in _NOT_A:
-        message = f"{_format_value(value)} {_NOT_A[kind]}. {_suggest_type(kind, value)}"
+        message = f"{_format_value(value)} {_NOT_A[kind]}. {_suggest_type(kind, keys, value)}"
     elif kind == "int_parsing_size":
         message = (
             f"{_format_value(value)} is too large for a whole number: the maximum has 18 digits. "
@@ -220,9 +228,11 @@ def _format_rule(detail: ErrorDetails, value: Any, description: str) -> str:
     return f"{message.rstrip('.')}. {description}".strip()
 
 
-def _suggest_type(kind: str, value: object) -> str:
+def _suggest_type(kind: str, keys: Keys, value: object) -> str:
     """Return the value in the type that is needed, where it can be one."""
     if kind in ("tuple_type", "list_type"):
+        if isinstance(value, str) and value.startswith("(") and value.endswith(")"):
+            return f"Use [{value[1:-1]}]"
         return f"Use [{'' if value in (None, 'none', False) else format_inline(value)}]"
     if kind == "string_type":
         return "Give a text" if value is None else f'Use "{value}"'
@@ -231,9 +241,8 @@ def _suggest_type(kind: str, value: object) -> str:
     if kind == "int_from_float" and isinstance(value, float) and abs(value) >= 1:
         return f"Use {round(value)}"
     if kind.startswith(("int", "float")):
-        return (
-            f"Use {suggest_number(value, kind.startswith('int')) or 'digits, such as 8 or 1_000'}"
-        )
+        amount = suggest_amount(keys[-1], value, kind.startswith("int"))
+        return f"Use {amount or 'digits, such as 8 or 1_000'}"
     return "Give a path"
 
 
@@ -252,10 +261,9 @@ def _format_unknown_key(keys: Keys, owners: list[SectionType], root: SectionType
         return (
             f"unknown key here; it belongs to kind {kind}. Set {keys[0]}.kind={kind}, or remove it."
         )
-    if reason := NEEDLESS_KEYS.get(".".join(keys)):
-        return f"unknown key; it {reason}."
-    if common := COMMON_KEYS.get(".".join(keys[-2:])) or COMMON_KEYS.get(keys[-1]):
-        return f"unknown key. Did you mean {common}?"
+    # `scale` and profiles of devices have sections of their own
+    if "train" in root.model_fields and (meant := _find_common_name(keys)):
+        return meant
     close = difflib.get_close_matches(keys[-1], known, n=1)
     if close:
         return f"unknown key. Did you mean {close[0]}?"
@@ -265,6 +273,19 @@ def _format_unknown_key(keys: Keys, owners: list[SectionType], root: SectionType
     if elsewhere:
         return f"unknown key. Did you mean {' or '.join(list(elsewhere)[:2])}?"
     return f"unknown key. Known here: {', '.join(known)}."
+
+
+def _find_common_name(keys: Keys) -> str | None:
+    """Return the message about a key that another trainer has."""
+    dotted, last = ".".join(keys), keys[-1]
+    if reason := NEEDLESS_KEYS.get(dotted) or NEEDLESS_KEYS.get(last):
+        return f"unknown key; it {reason}."
+    if common := COMMON_KEYS.get(".".join(keys[-2:])) or COMMON_KEYS.get(last):
+        unit = OTHER_UNITS.get(last)
+        return f"unknown key. Did you mean {common}?{f' {unit}' if unit else ''}"
+    if switch := COMMON_SWITCHES.get(last):
+        return f"unknown key. Did you mean {switch}?"
+    return None
 
 
 def find_config_key(name: str, root: SectionType) -> str | None:

@@ -305,7 +305,7 @@ def _build_length_histogram(collected: Sequence[TaskRecord]) -> Histogram:
 
 
 class _ReadSums:
-    """What was read and skipped in all blocks."""
+    """Sums of reads and skips over all blocks."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

@@ -4,6 +4,7 @@
 // returns, until it is freed.
 #include <new>
 
+#include "languages.h"
 #include "lines.h"
 #include "main_content.h"
 #include "ngrams.h"
@@ -18,7 +19,7 @@
 namespace {
 
 // Raise it with every change of a function's arguments or results.
-constexpr int kAbi = 2;
+constexpr int kAbi = 3;
 
 llmsys::Lexbor lexbor;
 
@@ -258,6 +259,23 @@ int llmsys_count_repeated_ngrams(const int32_t* ids, const int64_t* offsets, int
   try {
     llmsys::NgramCounter(ids, offsets, documents, lengths)
         .count_repeated(powers, hashes, characters);
+    return 0;
+  } catch (...) {
+    return -1;
+  }
+}
+
+// Write the sums of py3langid's model, of shape (count, num_labels), and the number of distinct
+// features of each text. Return 0, or -1 without memory.
+int llmsys_score_languages(const llmsys::LanguageTables* tables, const char* data,
+                           const int64_t* offsets, int64_t count, float* sums, int64_t* found) {
+  try {
+    llmsys::LanguageScorer scorer(*tables);
+    for (int64_t text = 0; text < count; text++) {
+      found[text] = scorer.score(reinterpret_cast<const uint8_t*>(data) + offsets[text],
+                                 offsets[text + 1] - offsets[text],
+                                 sums + text * tables->num_labels);
+    }
     return 0;
   } catch (...) {
     return -1;

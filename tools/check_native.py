@@ -6,8 +6,8 @@ AddressSanitizer and UndefinedBehaviorSanitizer.
 Each seed gives other pages: random pieces of HTML, and changed pages of the crawl files (default:
 the sample crawl). They are extracted in both orders, because a parser may keep the state of the
 page before. Texts of each language with rules, a fiftieth as many as pages, are split into words,
-and their lines and n-grams are counted. Prints two lines per seed; status 1 if a text or a word
-differs. A sanitizer ends the process at the first wrong access.
+their lines and n-grams are counted, and their languages scored. Prints two lines per seed; status 1
+if a text, a word or a probability differs. A sanitizer ends the process at the first wrong access.
 """
 
 import argparse
@@ -17,15 +17,18 @@ import sys
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
 from llmsys.config.cleaning import ArticleExtractorConfig, ReadConfig
-from llmsys.data_pipeline.core.native import NativeCore
+from llmsys.data_pipeline.core.native import CoreUnavailableError, NativeCore
 from llmsys.data_pipeline.extract.extractor import clean_text, iter_accepted_pages
 from llmsys.data_pipeline.extract.main_content import extract_article
+from llmsys.data_pipeline.language import naive_bayes
 from llmsys.data_pipeline.readers.page_reader import read_pages
 from llmsys.data_pipeline.rules.compiled_lines import count_line_marks, count_repeated_lines
 from llmsys.data_pipeline.rules.compiled_ngrams import count_repeated_ngrams, count_top_ngrams
@@ -90,6 +93,26 @@ def count_word_differences(core: NativeCore, seed: int, count: int) -> tuple[int
     return different, total
 
 
+def count_language_differences(core: NativeCore, seed: int, count: int) -> tuple[int, int]:
+    """Return the number of texts with other probabilities of languages, and of all texts."""
+    texts = [
+        text
+        for path in sorted(FOLDER.glob("*.json"))
+        if path.stem != SHARED
+        for text in list_hostile_texts(seed, count, path.stem)
+    ]
+    texts += [" ".join(texts[start : start + 40]) for start in range(0, len(texts), 40)]
+    model = naive_bayes.load_naive_bayes_model()
+    different = 0
+    for encoded in naive_bayes._iter_encoded_slices(texts):
+        found = []
+        for used in (core, CoreUnavailableError("for comparison")):
+            with patch.object(naive_bayes, "load_core", lambda used=used: used):
+                found.append(replace(model)._compute_label_probabilities(encoded))
+        different += int((found[0] != found[1]).any(axis=1).sum())
+    return different, len(texts)
+
+
 def find_sanitizer() -> str:
     """Return the path of the runtime that must be loaded before Python."""
     command = [os.environ.get("CXX", "g++"), "-print-file-name=libasan.so"]
@@ -133,6 +156,9 @@ def main(words: Sequence[str]) -> int:
             different, total = count_word_differences(core, seed, asked.pages // 50)
             failed += different
             print(f"seed {seed}: {total:,} texts, {different} with other words", flush=True)
+            different, total = count_language_differences(core, seed, asked.pages // 50)
+            failed += different
+            print(f"seed {seed}: {total:,} texts, {different} with other languages", flush=True)
     return 1 if failed else 0
 
 

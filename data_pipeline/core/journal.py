@@ -457,9 +457,24 @@ def compute_sequence_digest(values: Iterable[Any]) -> str:
     Returns:
         32 hex digits (blake2b, 128 bits).
     """
-    state = hashlib.blake2b(digest_size=16)
-    # Made once: json.dumps would make an encoder for each of millions of values.
-    encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+    digest = SequenceDigest()
     for value in values:
-        state.update(encode(value).encode() + b"\n")
-    return state.hexdigest()
+        digest.add(value)
+    return digest.compute()
+
+
+class SequenceDigest:
+    """The digest of `compute_sequence_digest`, for values that come one by one."""
+
+    def __init__(self) -> None:
+        self._state = hashlib.blake2b(digest_size=16)
+        # Made once: json.dumps would make an encoder for each of millions of values.
+        self._encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+    def add(self, value: Any) -> None:
+        """Add a value that JSON can hold."""
+        self._state.update(self._encode(value).encode() + b"\n")
+
+    def compute(self) -> str:
+        """Return the digest of the values so far."""
+        return self._state.hexdigest()

@@ -1,5 +1,5 @@
-"""Load the compiled core: a library in C++ that extracts text, splits words and counts n-grams as
-Python does, several times as fast.
+"""Load the compiled core: a library in C++ that extracts text, splits words, counts n-grams and
+scores languages as Python does, several times as fast.
 
 `tools/build_native.py` builds it while the package is installed, from the folder `native/` of the
 repository. Without it, or where it does not fit, Python does the same work with the same result.
@@ -22,7 +22,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-ABI = 2  # as in native/core.cpp
+ABI = 3  # as in native/core.cpp
 UNICODE_VERSION = "14.0.0"  # of native/unicode_tables.h
 LIBRARY = Path(__file__).resolve().parent / "llmsys_core.so"
 SOURCES = Path(__file__).resolve().parents[2] / "native"
@@ -92,6 +92,10 @@ _WORD_FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "llmsys_count_repeated_ngrams": (
         ctypes.c_int,
         [_ADDRESS, _ADDRESS, ctypes.c_int64, *[_ADDRESS] * 4],
+    ),
+    "llmsys_score_languages": (
+        ctypes.c_int,
+        [_ADDRESS, ctypes.c_char_p, _ADDRESS, ctypes.c_int64, _ADDRESS, _ADDRESS],
     ),
 }
 

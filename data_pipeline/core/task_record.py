@@ -45,9 +45,10 @@ _NAMES = pa.schema([("name", pa.binary())])  # file names may hold bytes that ar
 class FileRows(Sequence[dict[str, Any]]):
     """Rows of a list; picklable by name. One batch of them is in memory."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the list that `write_rows` wrote."""
+    def __init__(self, path: Path, columns: Sequence[str] = ()) -> None:
+        """Read the list that `write_rows` wrote: some columns of it, or all."""
         self.path = path
+        self._columns = list(columns)
         self._latest: tuple[int, list[dict[str, Any]]] = (-1, [])
 
     @cached_property
@@ -56,12 +57,8 @@ class FileRows(Sequence[dict[str, Any]]):
 
     @cached_property
     def _length(self) -> int:
-        batches = self._arrow.num_record_batches
-        return (
-            (batches - 1) * ROWS_PER_BATCH + self._arrow.get_batch(batches - 1).num_rows
-            if batches
-            else 0
-        )
+        last = self._arrow.num_record_batches - 1
+        return last * ROWS_PER_BATCH + self._arrow.get_batch(last).num_rows if last >= 0 else 0
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -77,7 +74,8 @@ class FileRows(Sequence[dict[str, Any]]):
             return [self[each] for each in range(*index.indices(self._length))]
         batch, row = divmod(range(self._length)[index], ROWS_PER_BATCH)
         if self._latest[0] != batch:
-            self._latest = batch, self._arrow.get_batch(batch).to_pylist()
+            content = self._arrow.get_batch(batch)
+            self._latest = batch, content.select(self._columns or content.schema.names).to_pylist()
         return self._latest[1][row]
 
     def read_numbers(self, column: str) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -89,21 +87,23 @@ class FileRows(Sequence[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the name alone."""
-        return {"path": self.path, "_latest": (-1, [])}
+        return {"path": self.path, "_columns": self._columns, "_latest": (-1, [])}
 
 
 class FileList(Sequence[Path]):
     """Paths of the files of a stage; picklable by the name of the list."""
 
-    def __init__(self, folder: Path, rows: FileRows) -> None:
-        """List the files that the column `name` names, relative to `folder`."""
+    def __init__(self, folder: Path, rows: FileRows, column: str = "name") -> None:
+        """List the files that a column names, relative to `folder`."""
         self._folder = folder
-        self._rows = rows
+        self._rows = FileRows(rows.path, [column])
+        self._column = column
 
     @property
     def name(self) -> str:
-        """The name of the list."""
-        return self._rows.path.stem
+        """The name of the list, and of its column if it has several."""
+        stem = self._rows.path.stem
+        return stem if self._column == "name" else f"{stem}.{self._column}"
 
     def __len__(self) -> int:
         """Return the number of files."""
@@ -116,8 +116,8 @@ class FileList(Sequence[Path]):
     def __getitem__(self, index: int | slice) -> Path | list[Path]:
         """Return one path, or a list of them."""
         if isinstance(index, slice):
-            return [self._folder / os.fsdecode(row["name"]) for row in self._rows[index]]
-        return self._folder / os.fsdecode(self._rows[index]["name"])
+            return [self._folder / os.fsdecode(row[self._column]) for row in self._rows[index]]
+        return self._folder / os.fsdecode(self._rows[index][self._column])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ Invariants:
 import time
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -235,20 +235,15 @@ class StageRunner:
             else:
                 self._packs.add(part[0])
 
-    def record_core_pages(self, extracted: Sequence[TaskRecord]) -> None:
+    def record_core_pages(self, counts: Mapping[str, int]) -> None:
         """Write an event with the number of pages, of those that the compiled core extracted, and
         of those that it left to Python, if this run extracted any.
 
         Args:
-            extracted: The records of the stage; earlier runs may have made some of them.
+            counts: `pages`, `compiled_pages` and `left_pages`; of earlier runs, too.
         """
-        if not self.num_run:
-            return
-        counts: Counter[str] = Counter()
-        for record in extracted:
-            names = ("pages", "compiled_pages", "left_pages")
-            counts.update({name: record.result.get(name, 0) for name in names})
-        self._events.write("core", **counts)
+        if self.num_run:
+            self._events.write("core", **counts)
 
     def withdraw_manifest(self) -> None:
         """Remove the manifest, because files will now change."""

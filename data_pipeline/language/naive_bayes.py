@@ -3,14 +3,15 @@
 The model counts byte n-grams with an automaton and adds, per language, log(1 + count) times a
 weight (Lui and Baldwin 2012). The state of the automaton depends on the last few bytes alone (Aho
 and Corasick 1975), so texts are cut into short segments that are scanned in parallel, each from a
-few bytes before its beginning.
+few bytes before its beginning. The compiled core does the same, several times as fast.
 
-Reads and writes `naive_bayes-VERSION/` in the cache folder: the model as arrays, which processes
-map and share. The library's own file takes 0.6 s to unpack and 100 MB in every process.
+Reads and writes `naive_bayes-VERSION-FORMAT/` in the cache folder: the model as arrays, which
+processes map and share. The library's own file takes 0.6 s to unpack and 100 MB in every process.
 
 Invariants:
 - Codes and probabilities are those of the library.
-- Sums are taken in a fixed order, so that they do not depend on the number of cores.
+- Sums are taken in a fixed order, so that they depend neither on the number of cores nor on the
+  compiled core.
 """
 
 import json
@@ -21,7 +22,7 @@ import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib import metadata
 from math import isqrt
 from pathlib import Path
@@ -30,6 +31,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmsys.data_pipeline.core.native import NativeCore, load_core
+from llmsys.data_pipeline.language.compiled_naive_bayes import VECTOR, CompiledSums
 from llmsys.storage.paths import get_cache_folder
 
 Floats = npt.NDArray[np.float64]
@@ -54,6 +57,11 @@ class NaiveBayesModel:
         feature: index of the n-gram that ends in a state, -1 for none.
         weights_FL: float32, without the mean of each row, on which no probability depends and which
             costs precision.
+        halves_FP: the weights with their mean as the library has them, the bits of float16 as
+            uint16, the most frequent n-grams first and P a multiple of `VECTOR`, for the core;
+            without rows where the library has other numbers.
+        means_F: float32, the means.
+        places_F: int32, row of each n-gram in `halves_FP`.
         prior_L: log prior.
         labels: code of each column; columns of equal codes are added.
         num_context_bytes: number of preceding bytes that decide the state.
@@ -63,6 +71,9 @@ class NaiveBayesModel:
     row_base: Integers
     feature: npt.NDArray[np.int32]
     weights_FL: npt.NDArray[np.float32]
+    halves_FP: npt.NDArray[np.uint16]
+    means_F: npt.NDArray[np.float32]
+    places_F: npt.NDArray[np.int32]
     prior_L: Floats
     labels: tuple[str, ...]
     num_context_bytes: int
@@ -91,11 +102,36 @@ class NaiveBayesModel:
         ]
         return np.concatenate([np.zeros(0), *parts])
 
+    @cached_property
+    def compiled_sums(self) -> CompiledSums | None:
+        """The tables of the compiled core; None where there is no core, or where it does not know
+        these weights.
+        """
+        core = load_core()
+        if not isinstance(core, NativeCore) or not len(self.halves_FP):
+            return None
+        return CompiledSums(
+            core,
+            self.moves,
+            self.row_base,
+            self.feature,
+            self.halves_FP,
+            self.means_F,
+            self.places_F,
+            len(self.labels),
+            self.num_context_bytes,
+        )
+
     def _compute_label_probabilities(self, encoded: Sequence[bytes]) -> Floats:
         lengths_D = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        scores_DL = self._compute_log_posteriors(
-            _count_features(self, encoded, lengths_D), len(encoded)
-        )
+        if self.compiled_sums is None:
+            counts = _count_features(self, encoded, lengths_D)
+            scores_DL = self._compute_log_posteriors(counts, len(encoded))
+        else:
+            sums_DL, found_D = self.compiled_sums.sum_weights(
+                encoded, _compute_count_weights(int(lengths_D.max(initial=0)))
+            )
+            scores_DL = self._add_priors(sums_DL, found_D)
         # Dividing by the root of the length in bytes makes the probabilities of short and long
         # texts comparable.
         scores_DL /= np.sqrt(np.maximum(lengths_D, 1))[:, None]
@@ -117,7 +153,7 @@ class NaiveBayesModel:
         """Return the log posteriors (D, L), all 0 for a document without features."""
         document, feature, count = counts
         starts = np.searchsorted(document, np.arange(num_documents + 1))
-        weights = np.log1p(count).astype(np.float32)
+        weights = _compute_count_weights(int(count.max(initial=0)))[count]
         sums_DL = np.zeros((num_documents, self.weights_FL.shape[1]), np.float32)
         for number, sum_L in enumerate(sums_DL):
             for start in range(starts[number], starts[number + 1], _SUMMED_ROWS):
@@ -127,14 +163,38 @@ class NaiveBayesModel:
                 # Along the first axis numpy adds row after row, as a sparse product does.
                 products_FL[0] += sum_L
                 np.add.reduce(products_FL, axis=0, out=sum_L)
+        return self._add_priors(sums_DL, np.diff(starts))
+
+    def _add_priors(self, sums_DL: npt.NDArray[np.float32], found_D: Integers) -> Floats:
+        """Return the log posteriors of texts with these sums and numbers of features."""
         scores_DL = sums_DL.astype(np.float64)
-        scores_DL[np.diff(starts) > 0] += self.prior_L
+        scores_DL[found_D > 0] += self.prior_L
         return scores_DL
+
+
+def _compute_count_weights(highest: int) -> npt.NDArray[np.float32]:
+    """Return the weights of the counts of a feature, from 0 to at least the highest."""
+    return _compute_weights_below(1 << max(12, highest.bit_length()))
+
+
+@cache
+def _compute_weights_below(limit: int) -> npt.NDArray[np.float32]:
+    return np.log1p(np.arange(limit)).astype(np.float32)
 
 
 # A field of the model is a file of the cache, except what is in this one.
 _DESCRIPTION = "model.json"
-_ARRAYS = ("moves", "row_base", "feature", "weights_FL", "prior_L")
+_ARRAYS = (
+    "moves",
+    "row_base",
+    "feature",
+    "weights_FL",
+    "halves_FP",
+    "means_F",
+    "places_F",
+    "prior_L",
+)
+_FORMAT = 2  # of the cached arrays
 
 
 @lru_cache(maxsize=1)
@@ -145,7 +205,7 @@ def load_naive_bayes_model() -> NaiveBayesModel:
     Returns:
         The model. Its arrays are read-only where they are mapped.
     """
-    folder = get_cache_folder() / f"naive_bayes-{metadata.version('py3langid')}"
+    folder = get_cache_folder() / f"naive_bayes-{metadata.version('py3langid')}-{_FORMAT}"
     # Without a disk to write to, or with a damaged file, each process unpacks the model for itself.
     with suppress(OSError, ValueError, EOFError, KeyError):
         if not folder.is_dir():
@@ -188,8 +248,14 @@ def _unpack_model() -> NaiveBayesModel:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     library = LanguageIdentifier.from_model_file(MODEL_FILE)
-    weights_FL = np.asarray(library.nb_ptc).astype(np.float32)
-    weights_FL -= weights_FL.mean(axis=1, keepdims=True)
+    stored_FL = np.asarray(library.nb_ptc)
+    weights_FL = stored_FL.astype(np.float32)
+    means_F = weights_FL.mean(axis=1)
+    weights_FL -= means_F[:, None]
+    # the mean of the logarithms is higher for an n-gram that is frequent in many languages
+    order_F = np.argsort(-means_F, kind="stable")
+    places_F = np.empty(len(order_F), np.int32)
+    places_F[order_F] = np.arange(len(order_F))
     moves = _as_numpy(library.tk_nextmove).astype(np.uint32, copy=False)
     row_base = _as_numpy(library.tk_row).astype(np.int64) << 8
     return NaiveBayesModel(
@@ -197,10 +263,30 @@ def _unpack_model() -> NaiveBayesModel:
         row_base=row_base,
         feature=np.asarray(library.tk_output, np.int32),
         weights_FL=weights_FL,
+        halves_FP=_pad_halves(stored_FL[order_F]),
+        means_F=means_F,
+        places_F=places_F,
         prior_L=np.asarray(library.nb_pc).astype(np.float64),
         labels=tuple(library.nb_classes),
         num_context_bytes=_count_context_bytes(moves.reshape(-1, 256), row_base >> 8),
     )
+
+
+def _pad_halves(stored_FL: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+    """Return the bits of float16 weights in rows of a multiple of `VECTOR`; no rows for weights of
+    another kind, or numbers that the core does not widen.
+    """
+    num_features, num_labels = stored_FL.shape
+    smallest = np.finfo(np.float16).smallest_normal
+    if (
+        stored_FL.dtype != np.float16
+        or not np.isfinite(stored_FL).all()
+        or (np.abs(stored_FL) < smallest).any()
+    ):
+        num_features = 0
+    halves_FP = np.ones((num_features, -(-num_labels // VECTOR) * VECTOR), np.float16)
+    halves_FP[:, :num_labels] = stored_FL[:num_features]
+    return halves_FP.view(np.uint16)
 
 
 def _count_context_bytes(rows: npt.NDArray[np.uint32], row_of: Integers) -> int:

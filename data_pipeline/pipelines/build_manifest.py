@@ -81,11 +81,13 @@ class StageRecords:
     tokens: Sequence[TaskRecord] | None = None
     indexes: Sequence[TaskRecord] = ()
 
-    def sum_counts(self) -> FunnelCounts:
-        """Return the funnel counts of all stages."""
+    def sum_blocks(self) -> "BlockSums":
+        """Return the sums of all stages. Each record is read once."""
         tally = FunnelCounts()
+        read = _ReadSums()
         for record in self.extracted:
             result = record.result
+            read.add(result)
             skipped = sum(skip["count"] for skip in result["skipped"])
             tally.add_amounts(
                 "read", documents_in=result["pages"] + skipped, bytes_in=result["html_bytes"]
@@ -93,15 +95,21 @@ class StageRecords:
             tally.add_amounts("read", documents_out=result["pages"], bytes_out=result["html_bytes"])
             for skip in result["skipped"]:
                 tally.add_drop_count("read", skip["reason"], skip["count"])
-        for record in chain(self.filtered, *self.rewritten, self.collected):
+        languages = _LanguageSums()
+        for record in self.filtered:
+            result = record.result
+            languages.add(result["languages"])
+            tally.merge_counts(FunnelCounts(result["tally"]))
+        for record in chain(*self.rewritten, self.collected):
             tally.merge_counts(FunnelCounts(record.result["tally"]))
-        return tally
+        return BlockSums(tally, languages.to_counts(), read.to_summary(len(self.inputs)))
 
     def require_documents(self) -> None:
         """Raise DataError with the most frequent reasons if every page was dropped."""
         if any(record.result["documents_rows"] for record in self.collected):
             return
-        tally = self.sum_counts()
+        sums = self.sum_blocks()
+        tally = sums.tally
         pages = tally.stages.get("read", {}).get("documents_out", 0)
         largest = Counter(
             {f"{drop['rule']} ({drop['test']})": drop["documents"] for drop in tally.drops.values()}
@@ -114,14 +122,30 @@ class StageRecords:
         remedy = "Loosen data.rules or data.language, or give" if pages else "Give"
         raise DataError(
             f"no document is left of {pages} pages in {files}: {reasons}. "
-            f"{self._describe_languages()}{remedy} other input in data.inputs."
+            f"{_describe_languages(sums.languages)}{remedy} other input in data.inputs."
         )
 
-    def _describe_languages(self) -> str:
-        """Return the most frequent languages of the pages; "" where no language was recognized."""
-        found = list(_build_language_counts(self.filtered).items())[:3]  # most documents first
-        named = ", ".join(f"{code} ({count.documents})" for code, count in found)
-        return f"Their languages: {named}. " if named else ""
+
+@dataclass(frozen=True)
+class BlockSums:
+    """Sums over the records of all stages.
+
+    Attributes:
+        tally: Funnel counts.
+        languages: Documents and bytes by language, most documents first.
+        read: What was read and skipped.
+    """
+
+    tally: FunnelCounts
+    languages: dict[str, LanguageCount]
+    read: ReadSummary
+
+
+def _describe_languages(languages: dict[str, LanguageCount]) -> str:
+    """Return the most frequent languages of the pages; "" where no language was recognized."""
+    found = list(languages.items())[:3]  # most documents first
+    named = ", ".join(f"{code} ({count.documents})" for code, count in found)
+    return f"Their languages: {named}. " if named else ""
 
 
 def build_manifest(
@@ -146,6 +170,7 @@ def build_manifest(
     config = redact_values(config)
     tokenizer_result: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
     splits = build_splits(outcome.indexes)
+    sums = outcome.sum_blocks()
     documents = _build_document_files(outcome.collected, 0, "documents_rows")
     digests = [record.digests[0] for record in outcome.tokens or ()] or [
         file.digest for file in documents.files
@@ -164,10 +189,10 @@ def build_manifest(
         documents=documents,
         dropped=_build_document_files(outcome.collected, 1, "dropped_rows"),
         exports=_build_document_files(outcome.exports, 0, "documents_rows"),
-        funnel=outcome.sum_counts().build_funnel(list_funnel_stages(data)),
-        languages=_build_language_counts(outcome.filtered),
+        funnel=sums.tally.build_funnel(list_funnel_stages(data)),
+        languages=sums.languages,
         lengths=_build_length_histogram(outcome.collected),
-        read=_build_read_summary(outcome),
+        read=sums.read,
         usage=_compute_usage(data.folder, outcome),
         decontamination=_build_decontamination_summary(outcome.collected),
         thresholds=outcome.thresholds,
@@ -251,15 +276,27 @@ def _build_document_files(collected: Sequence[TaskRecord], output: int, rows: st
     return DocumentFiles(files=tuple(files))
 
 
-def _build_language_counts(filtered: Sequence[TaskRecord]) -> dict[str, LanguageCount]:
-    documents: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for record in filtered:
-        for code, (count, size) in record.result["languages"].items():
-            documents[code] += count
-            sizes[code] += size
-    order = sorted(documents, key=lambda code: (-documents[code], code))
-    return {code: LanguageCount(documents=documents[code], bytes=sizes[code]) for code in order}
+class _LanguageSums:
+    """Documents and bytes by language over all blocks."""
+
+    def __init__(self) -> None:
+        self._documents: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    def add(self, languages: dict[str, tuple[int, int]]) -> None:
+        """Add the documents and bytes of one block."""
+        for code, (count, size) in languages.items():
+            self._documents[code] += count
+            self._bytes[code] += size
+
+    def to_counts(self) -> dict[str, LanguageCount]:
+        """Return the sums, most documents first."""
+        documents = self._documents
+        order = sorted(documents, key=lambda code: (-documents[code], code))
+        return {
+            code: LanguageCount(documents=documents[code], bytes=self._bytes[code])
+            for code in order
+        }
 
 
 def _build_length_histogram(collected: Sequence[TaskRecord]) -> Histogram:
@@ -267,25 +304,31 @@ def _build_length_histogram(collected: Sequence[TaskRecord]) -> Histogram:
     return Histogram(edges=LENGTH_EDGES, counts=tuple(counts.tolist()))
 
 
-def _build_read_summary(outcome: StageRecords) -> ReadSummary:
-    counts: Counter[str] = Counter()
-    skipped = _SkipSums()
-    noted = _SkipSums()
-    for record in outcome.extracted:
-        result = record.result
-        counts.update(
-            {name: result.get(name, 0) for name in ("records", "html_bytes", "given_text_bytes")}
+class _ReadSums:
+    """Sums of reads and skips over all blocks."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._skipped = _SkipSums()
+        self._noted = _SkipSums()
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Add the result of extracting one block."""
+        for name in ("records", "html_bytes", "given_text_bytes"):
+            self._counts[name] += result.get(name, 0)
+        self._skipped.add(result["skipped"])
+        self._noted.add(result["noted"])
+
+    def to_summary(self, files: int) -> ReadSummary:
+        """Return the sums, of a number of input files."""
+        return ReadSummary(
+            files=files,
+            records=self._counts["records"],
+            html_bytes=self._counts["html_bytes"],
+            given_text_bytes=self._counts["given_text_bytes"],
+            skipped=self._skipped.to_tuple(),
+            noted=self._noted.to_tuple(),
         )
-        skipped.add(result["skipped"])
-        noted.add(result["noted"])
-    return ReadSummary(
-        files=len(outcome.inputs),
-        records=counts["records"],
-        html_bytes=counts["html_bytes"],
-        given_text_bytes=counts["given_text_bytes"],
-        skipped=skipped.to_tuple(),
-        noted=noted.to_tuple(),
-    )
 
 
 def _build_decontamination_summary(final: Sequence[TaskRecord]) -> DecontaminationSummary | None:

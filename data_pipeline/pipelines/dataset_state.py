@@ -11,7 +11,11 @@ from typing import Any
 from llmsys.config.cleaning import NoPiiReplacement
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NoDecontamination
-from llmsys.data_pipeline.core.journal import compute_json_digest, compute_sequence_digest
+from llmsys.data_pipeline.core.journal import (
+    SequenceDigest,
+    compute_json_digest,
+    compute_sequence_digest,
+)
 from llmsys.data_pipeline.core.task_record import LIST_FOLDER, FileList, TaskRecord, write_rows
 from llmsys.data_pipeline.dedup import keys
 from llmsys.data_pipeline.dedup.dedup_index import DocumentFiles
@@ -53,10 +57,20 @@ class DatasetState:
     @cached_property
     def digest(self) -> str:
         """A digest of all files, for the key of a task that reads them."""
-        lists = [(record.digests[0] for record in self.kept)]
-        lists += [(record.digests[0] for record in records) for records in self.decisions]
-        lists += [(record.digests[1] for record in records) for records in self.dropped]
-        return compute_json_digest(*map(compute_sequence_digest, lists), list(self.rules))
+        kept = SequenceDigest()
+        dropped = [SequenceDigest() for _ in self.dropped]
+        # At once: filtered files are among both, and reading a record costs more than hashing it.
+        for record, *gone in self._iter_records():
+            kept.add(record.digests[0])
+            for digest, each in zip(dropped, gone, strict=True):
+                digest.add(each.digests[1])
+        decided = [
+            compute_sequence_digest(record.digests[0] for record in records)
+            for records in self.decisions
+        ]
+        return compute_json_digest(
+            kept.compute(), *decided, *(digest.compute() for digest in dropped), list(self.rules)
+        )
 
     @property
     def is_grouped(self) -> bool:
@@ -79,26 +93,44 @@ class DatasetState:
             else records
         )
 
-    def write_sources(self, folder: Path) -> SourceList:
-        """Write the list of the inputs of collecting."""
+    def write_sources(self, folder: Path, shards: int) -> tuple[SourceList, list[int]]:
+        """Write the list of the inputs of collecting. Return it, and the number of documents of
+        each document file.
+        """
+        rows = [0] * shards
         path = folder / LIST_FOLDER / "sources.arrow"
-        return SourceList(folder, write_rows(path, SOURCE_SCHEMA, self._iter_sources()))
+        listed = write_rows(path, SOURCE_SCHEMA, self._iter_sources(rows))
+        return SourceList(folder, listed), rows
 
-    def _iter_sources(self) -> Iterator[dict[str, Any]]:
-        for record, *gone in zip(self.kept, *self.dropped, strict=True):
+    def _iter_sources(self, rows: list[int]) -> Iterator[dict[str, Any]]:
+        """Yield the inputs of collecting, and add their documents to `rows` by document file."""
+        for record, *gone in self._iter_records():
+            result = record.result
+            for owner, count in result["kept_batches"]:
+                rows[owner] += count
             yield build_source_row(
                 record.outputs[0].name,
-                record.result["kept_batches"],
-                [(each.outputs[1].name, each.result["dropped_batches"]) for each in gone],
+                result["kept_batches"],
+                [
+                    (
+                        each.outputs[1].name,
+                        (result if each is record else each.result)["dropped_batches"],
+                    )
+                    for each in gone
+                ],
             )
 
-    def count_rows(self, shards: int) -> list[int]:
-        """Return the number of documents of each document file."""
-        rows = [0] * shards
-        for record in self.kept:
-            for owner, count in record.result["kept_batches"]:
-                rows[owner] += count
-        return rows
+    def _iter_records(self) -> Iterator[list[TaskRecord]]:
+        """Yield the records of each file: of `kept`, then of every stage of `dropped`. A list that
+        is among both is read once.
+        """
+        others = [records for records in self.dropped if records is not self.kept]
+        for record, *gone in zip(self.kept, *others, strict=True):
+            rest = iter(gone)
+            yield [
+                record,
+                *(record if records is self.kept else next(rest) for records in self.dropped),
+            ]
 
 
 @dataclass(frozen=True)
@@ -110,16 +142,16 @@ class SignedFiles:
         relations: The relations, in the order of the outputs after the first.
         documents: The documents of all files.
         keys: Files of keys by relation, one per file or per group of files.
+        num_keys: Number of keys by relation.
+        digests: Digest of the documents and keys of all files by relation.
     """
 
     records: Sequence[TaskRecord]
     relations: Sequence[str]
     documents: DocumentFiles
     keys: Mapping[str, FileList]
-
-    def count_keys(self, relation: str) -> int:
-        """Return the number of keys of a relation."""
-        return sum(record.result["keys"][relation] for record in self.records)
+    num_keys: Mapping[str, int]
+    digests: Mapping[str, str]
 
 
 def has_cleaning(data: CrawlConfig) -> bool:

@@ -9,7 +9,8 @@ the decisions that collecting still applies.
 """
 
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from llmsys.config.deduplication import (
     NoDeduplication,
     UrlDedupConfig,
 )
-from llmsys.data_pipeline.core.journal import compute_sequence_digest
+from llmsys.data_pipeline.core.journal import SequenceDigest, compute_sequence_digest
 from llmsys.data_pipeline.core.task_record import (
     LIST_FOLDER,
     FileList,
@@ -181,36 +182,49 @@ class DeduplicationStages:
             )
 
         records = self.run_stage(stage, LazySequence(len(state.names), build_task), "document")
-        counts = write_rows(
-            self.folder / LIST_FOLDER / f"{stage}.rows.arrow",
-            pa.schema([("rows", pa.int64())]),
-            ({"rows": record.result["rows"]} for record in records),
-        )
-        documents = DocumentFiles(
-            self.group_files(f"{stage}.documents", state, records, 0, DOCUMENT_SCHEMA), counts
-        )
-        keys = {
-            relation: self.group_files(
-                f"{stage}.{relation}", state, records, output, _get_key_schema(relation)
+        num_keys = dict.fromkeys(relations, 0)
+        digests = {relation: SequenceDigest() for relation in relations}
+
+        def iter_rows() -> Iterator[dict[str, Any]]:
+            # Once for all that is asked of the records: reading one costs more than the rest.
+            for record in records:
+                result = record.result
+                names = [os.fsencode(output.name) for output in record.outputs[:]]
+                yield {"rows": result["rows"], **dict(zip(columns, names, strict=True))}
+                for relation, digest in zip(relations, record.digests[1:], strict=True):
+                    num_keys[relation] += result["keys"][relation]
+                    digests[relation].add([record.digests[0], digest])
+
+        columns = ["documents", *relations]
+        schema = pa.schema([("rows", pa.int64()), *((name, pa.binary()) for name in columns)])
+        rows = write_rows(self.folder / LIST_FOLDER / f"{stage}.arrow", schema, iter_rows())
+        documents, *keys = [
+            self.group_files(
+                FileList(self.folder, rows, name), state, records, output, _get_schema(name)
             )
-            for output, relation in enumerate(relations, 1)
-        }
-        return SignedFiles(records, relations, documents, keys)
+            for output, name in enumerate(columns)
+        ]
+        return SignedFiles(
+            records,
+            relations,
+            DocumentFiles(documents, rows),
+            dict(zip(relations, keys, strict=True)),
+            num_keys,
+            {relation: digest.compute() for relation, digest in digests.items()},
+        )
 
     def group_files(
         self,
-        name: str,
+        files: FileList,
         state: DatasetState,
         records: Sequence[TaskRecord],
         output: int,
         schema: pa.Schema,
     ) -> FileList:
-        """Return the files of documents or keys in an output of records. Gather thousands of
+        """Return files of documents or keys, which are an output of records. Gather thousands of
         them by groups.
         """
-        files = write_file_list(
-            self.folder, name, (record.outputs[output].name for record in records)
-        )
+        name = files.name
         if not state.is_grouped:
             return files
         size = compute_group_size(len(files))
@@ -371,15 +385,8 @@ class DeduplicationStages:
         inputs they depend
         on.
         """
-        output = 1 + list(signed.relations).index(relation)
-        build_range = self.build_range_factory(
-            signed.keys[relation], _get_key_schema(relation), state
-        )
-        inputs: list[Any] = [
-            compute_sequence_digest(
-                [record.digests[0], record.digests[output]] for record in signed.records
-            )
-        ]
+        build_range = self.build_range_factory(signed.keys[relation], _get_schema(relation), state)
+        inputs: list[Any] = [signed.digests[relation]]
         inputs += [
             [
                 compute_sequence_digest(record.digests for record in records)
@@ -404,7 +411,7 @@ class DeduplicationStages:
                 output=output,
             )
 
-        return self.compare_key_ranges(rule, signed.count_keys(relation), [inputs, rule], build_job)
+        return self.compare_key_ranges(rule, signed.num_keys[relation], [inputs, rule], build_job)
 
     def _run_near_duplicate_stages(
         self, state: DatasetState, signed: SignedFiles
@@ -417,7 +424,7 @@ class DeduplicationStages:
                 write_link_forest, key_range=key_range, documents=signed.documents, output=output
             )
 
-        links = self.compare_key_ranges("cluster", signed.count_keys("minhash"), inputs, build_job)
+        links = self.compare_key_ranges("cluster", signed.num_keys["minhash"], inputs, build_job)
         output = "work/near_duplicates/near_duplicates.arrow"
         job = partial(
             write_near_duplicates,
@@ -436,5 +443,12 @@ class DeduplicationStages:
         )
 
 
-def _get_key_schema(relation: str) -> pa.Schema:
-    return BUCKET_SCHEMA if relation == "minhash" else ITEM_SCHEMA
+def _get_schema(column: str) -> pa.Schema:
+    """Return the columns of documents, or of the keys of a relation."""
+    match column:
+        case "documents":
+            return DOCUMENT_SCHEMA
+        case "minhash":
+            return BUCKET_SCHEMA
+        case _:
+            return ITEM_SCHEMA

@@ -118,12 +118,7 @@ class DocumentPipeline:
         outcome = StageRecords(
             inputs=inputs, extracted=self._run_stage("extract", extract_tasks, "B", filtering)
         )
-        self.runner.record_core_pages(outcome.extracted)
-        write_file_list(
-            self.folder,
-            EXTRACTED,
-            (record.outputs[0].name for record in outcome.extracted if record.outputs),
-        )
+        self._list_extracted_files(outcome.extracted)
         names: Sequence[str] = LazySequence(len(blocks), lambda index: blocks[index].name)
         extracted, names, _ = drop_quarantined(outcome.extracted, names)
         outcome.filtered = self._run_filter_stage(extracted, names)
@@ -330,6 +325,22 @@ class DocumentPipeline:
             build_following=build_following,
         )
 
+    def _list_extracted_files(self, extracted: Sequence[TaskRecord]) -> None:
+        """Write the list of the files of extracted texts, and the event that counts pages."""
+        pages = dict.fromkeys(("pages", "compiled_pages", "left_pages"), 0)
+
+        def iter_names() -> Iterator[str]:
+            for record in extracted:
+                if self.runner.num_run:
+                    result = record.result
+                    for name in pages:
+                        pages[name] += result.get(name, 0)
+                if record.outputs:
+                    yield record.outputs[0].name
+
+        write_file_list(self.folder, EXTRACTED, iter_names())
+        self.runner.record_core_pages(pages)
+
     def _run_filter_stage(
         self, extracted: Sequence[TaskRecord], names: Sequence[str]
     ) -> Sequence[TaskRecord]:
@@ -389,8 +400,7 @@ class DocumentPipeline:
         self, state: DatasetState, outcome: StageRecords
     ) -> Sequence[TaskRecord]:
         digest = state.digest
-        rows = state.count_rows(self.data.documents.num_shards)
-        sources = state.write_sources(self.folder)
+        sources, rows = state.write_sources(self.folder, self.data.documents.num_shards)
         rules = state.rules
         decisions = [self.folder / record.outputs[0].name for record in state.select_decisions(0)]
         if state.is_grouped:

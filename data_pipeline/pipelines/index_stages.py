@@ -121,7 +121,7 @@ def _run_key_stage(
     files = write_file_list(
         plan.folder, f"index_{relation}", (record.outputs[0].name for record in kept)
     )
-    ranges = max(1, math.ceil(signed.count_keys(relation) / KEYS_PER_FILE))
+    ranges = max(1, math.ceil(signed.num_keys[relation] / KEYS_PER_FILE))
     depends_on = [
         compute_sequence_digest(record.digests[output] for record in signed.records),
         compute_sequence_digest(record.digests for record in kept),

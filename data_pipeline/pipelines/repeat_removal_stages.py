@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from llmsys.config.deduplication import DeduplicationConfig, NoDeduplication, SubstringDedupConfig
 from llmsys.data_pipeline.core.journal import compute_sequence_digest
-from llmsys.data_pipeline.core.task_record import FileList, TaskRecord
+from llmsys.data_pipeline.core.task_record import FileList, TaskRecord, write_file_list
 from llmsys.data_pipeline.dedup.keys import ITEM_SCHEMA, VALUE_SCHEMA
 from llmsys.data_pipeline.executors.base import LazySequence
 from llmsys.data_pipeline.graph.tasks import Task
@@ -71,7 +71,7 @@ class ComparisonStages(Protocol):
 
     def group_files(
         self,
-        name: str,
+        files: FileList,
         state: DatasetState,
         records: Sequence[TaskRecord],
         output: int,
@@ -182,7 +182,10 @@ def _run_compare_stage(
     job: Callable[..., Any],
 ) -> Sequence[TaskRecord]:
     """Compare the keys of all files. The map stage has already left out dropped rows."""
-    files = plan.group_files(f"{stage}.keys", state, keys, 0, schema)
+    listed = write_file_list(
+        plan.folder, f"{stage}.keys", (record.outputs[0].name for record in keys)
+    )
+    files = plan.group_files(listed, state, keys, 0, schema)
     build_range = plan.build_range_factory(files, schema, replace(state, decisions=(), rules=()))
 
     def build_job(number: int, ranges: int, output: Path) -> Callable[..., Any]:

@@ -283,7 +283,7 @@ def _create_table(core: NativeCore, splitter: WordTokenizer) -> int | None:
 
 def _format_entries(entries: Any) -> str:
     """Format lists of words for the core: words end with U+0001, lists with U+0000."""
-    text = "".join("".join(f"{part}\1" for part in parts) + "\0" for parts in entries)
+    text = "".join("\1".join(parts) + "\1\0" if parts else "\0" for parts in entries)
     assert text.count("\0") == len(entries)
     return text
 

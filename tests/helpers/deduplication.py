@@ -88,7 +88,7 @@ def _collect_documents(folder: Path, left: DatasetState) -> tuple[list[Document]
     collect_shard(
         lambda amount, dropped: None,
         shard=0,
-        sources=left.write_sources(folder),
+        sources=left.write_sources(folder, 1)[0],
         decisions=[folder / record.outputs[0].name for record in left.select_decisions(0)],
         rules=left.rules,
         documents=outputs[0],

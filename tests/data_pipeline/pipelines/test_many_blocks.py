@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from llmsys.data_pipeline.core.task_record import list_extracted_texts
+from llmsys.data_pipeline.core.journal import Journal
+from llmsys.data_pipeline.core.task_record import TaskRecord, list_extracted_texts
 from llmsys.data_pipeline.executors.base import Report
 from llmsys.data_pipeline.pipelines import document_pipeline
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
@@ -267,3 +268,30 @@ def test_inspection_reads_the_texts_of_the_last_run_and_none_of_those_before(
     assert sorted(urls) == ["https://example.org/0", "https://example.org/1"]
     shutil.rmtree(tmp_path / "data" / "work")
     assert list_extracted_texts(tmp_path / "data") == []
+
+
+# Reads of a block's record after its worker made it: for the task of the next stage, and once for
+# everything that the driver lists and sums.
+MAX_READS = {"extract": 4, "filter": 5, "signatures": 1}
+
+
+def test_the_record_of_a_block_is_read_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = dict.fromkeys(MAX_READS, 0)
+    read_records = Journal.read_records
+
+    def count_records(journal: Journal, stage: str, first: int, count: int) -> list[TaskRecord]:
+        records = read_records(journal, stage, first, count)
+        if stage in reads:
+            reads[stage] += len(records)
+        return records
+
+    monkeypatch.setattr(Journal, "read_records", count_records)
+    blocks = 7
+    deduplicate = {**ALL["deduplicate"], "minhash": {"kind": "minhash"}}
+    config = build_tiny_config(
+        tmp_path / "dataset", make_files(tmp_path / "crawl", blocks), deduplicate=deduplicate
+    )
+    prepare_dataset(config, until="documents")
+    assert {stage: count / blocks for stage, count in reads.items()} == MAX_READS

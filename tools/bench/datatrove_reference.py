@@ -50,6 +50,7 @@ answer([seconds for seconds, _ in runs], runs[-1][1])
 _PIPELINE = """
 import logging, os
 logging.disable(logging.CRITICAL)
+import trafilatura  # one that cannot be imported would cost a time-out for each page
 from datatrove.pipeline.extractors import Trafilatura
 from datatrove.pipeline.readers import WarcReader
 wanted = set(given["english"])

@@ -104,7 +104,11 @@ def main(words: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("pattern", help="Pattern of crawl files, in quotes.")
-    parser.add_argument("--datatrove", metavar="PYTHON", help="An interpreter that has it.")
+    parser.add_argument(
+        "--datatrove",
+        metavar="PYTHON",
+        help="An interpreter with datatrove[io,processing]==0.10.1, spacy and lxml_html_clean.",
+    )
     parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args(words)
     files = [str(Path(file).resolve()) for file in find_inputs([asked.pattern])]

@@ -184,7 +184,7 @@ def test_another_file_is_no_core(tmp_path: Path) -> None:
 def test_another_abi_is_refused(core: NativeCore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "ABI", native.ABI + 1)
     with pytest.raises(
-        CoreUnavailableError, match=r"has ABI 2, and this version needs 3. Run make"
+        CoreUnavailableError, match=r"has ABI 3, and this version needs 4. Run make"
     ):
         NativeCore(Path(core._library._name))
 

@@ -155,7 +155,12 @@ def _run_command(name: str, words: Sequence[str], before_verb: Callable[[str], N
     parser = build_parser(name)
     # parse_args takes no overrides behind an option that follows CONFIG
     arguments = parser.parse_intermixed_args(words)
-    parser.check_overrides(getattr(arguments, "overrides", ()))
+    # a key of a section has a dot, and a mistaken option or word of a verb has none
+    words_alone = [
+        word for word in getattr(arguments, "overrides", ()) if "." not in word.partition("=")[0]
+    ]
+    if words_alone:
+        parser.check_overrides(words_alone)
     if os.environ.get("LLMSYS_PARENT"):
         from llmsys.launch.process.parent_watch import die_with_parent
 

@@ -38,6 +38,18 @@ def allow_every_character() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def can_show_escapes(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that moves its cursor and knows bold letters.
+
+    Args:
+        stream: The output.
+
+    Returns:
+        False for files and pipes, and where TERM is dumb.
+    """
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def configure_logging(level: int = logging.INFO, stream: TextIO | None = None) -> None:
     """Send all log lines to one stream. Each entry point calls it once.
 

@@ -81,8 +81,10 @@ def _print_piece(piece: str) -> None:
 
 
 def _highlight_prompt(prompt: str) -> str:
+    from llmsys.log import can_show_escapes
+
     return (
         f"\033[1m{prompt}\033[0m"
-        if sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        if can_show_escapes(sys.stdout) and not os.environ.get("NO_COLOR")
         else prompt
     )

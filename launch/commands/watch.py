@@ -46,9 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--every {arguments.every:g} is not a time. Give seconds above 0, such as 2."
         )
+    from llmsys.log import can_show_escapes
     from llmsys.report.run_record import read_run
 
-    is_live = sys.stdout.isatty() and not (arguments.once or arguments.json)
+    is_live = can_show_escapes(sys.stdout) and not (arguments.once or arguments.json)
     if is_live:
         print("\033[2J", end="")
     before: tuple[int, ...] = ()

@@ -5,6 +5,7 @@ Reads a `RunRecord`.
 """
 
 import shutil
+import textwrap
 from collections.abc import Sequence
 
 from llmsys.progress import format_duration
@@ -49,7 +50,17 @@ def format_run_view(record: RunRecord, columns: int | None = None) -> str:
             ("checkpoint", f"step {max(record.checkpoints):,}, {len(record.checkpoints)} written")
         )
     lines += [("note", note) for note in record.notes[:3] if not steps]
-    return "\n".join(f"{name:<12}{text}" for name, text in lines)
+    return "\n".join(
+        f"{name if first else '':<12}{part}"
+        for name, text in lines
+        for first, part in _wrap_text(text, width)
+    )
+
+
+def _wrap_text(text: str, width: int) -> list[tuple[bool, str]]:
+    """Return (is first, line) of a text: a line that the terminal broke would spoil a live view."""
+    parts = textwrap.wrap(text, width, break_long_words=False) or [""]
+    return [(number == 0, part) for number, part in enumerate(parts)]
 
 
 def _list_step_lines(record: RunRecord, width: int) -> list[tuple[str, str]]:

@@ -19,7 +19,8 @@ from llmsys.errors import CheckpointError
 from llmsys.events import read_events, read_latest_events
 from llmsys.parallel.process_group import init_process_group
 from llmsys.train.build_trainer import train_run
-from llmsys.train.run_checks import check_loaded_state, drop_reproducibility_mode
+from llmsys.train.run_checks import check_loaded_state
+from llmsys.train.run_settings import drop_reproducibility_mode
 from tests.helpers.bitwise_runs import CASES, build
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.paths import ROOT

@@ -18,7 +18,7 @@ from llmsys.train.checkpoint_record import compute_digests, find_checkpoint_erro
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.checkpoint_write import build_save_error, publish_checkpoint
 from llmsys.train.expert_load import update_expert_balance
-from llmsys.train.initial_state import require_same_settings
+from llmsys.train.run_settings import require_same_settings
 from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.parity_runs import (
     LEARNING_RATE,

@@ -5,6 +5,7 @@ tenth of a second and no state of one case is left for another.
 """
 
 import contextlib
+import math
 import multiprocessing
 import os
 import shutil
@@ -238,7 +239,8 @@ class CaseRunner:
             process = self._context.Process(
                 target=compare_case, args=(folder, case.labels, phases, twin)
             )
-            if failure := self._wait([process], folder, "compare"):
+            # It waits for no other process, so it ends however busy the machine is.
+            if failure := self._wait([process], folder, "compare", seconds=None):
                 return CaseResult(case, failure=failure)
         import torch
 
@@ -267,16 +269,24 @@ class CaseRunner:
         ]
         return self._wait(processes, folder, str(phase.number))
 
-    def _wait(self, processes: Sequence[BaseProcess], folder: Path, name: str) -> str:
+    def _wait(
+        self,
+        processes: Sequence[BaseProcess],
+        folder: Path,
+        name: str,
+        seconds: float | None = PHASE_SECONDS,
+    ) -> str:
         for process in processes:
             process.start()
-        deadline = time.monotonic() + PHASE_SECONDS
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
         try:
             while running := [process for process in processes if process.exitcode is None]:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                wait_for([process.sentinel for process in running], left)
+                wait_for(
+                    [process.sentinel for process in running], None if left == math.inf else left
+                )
                 if any(process.exitcode not in (None, 0) for process in processes):
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         finally:

@@ -94,14 +94,14 @@ def measure_text_sample(data: CrawlConfig, *, is_crawl: bool) -> TextSample | No
     with tempfile.TemporaryDirectory(prefix="llmsys-sample-") as folder:
         for path in paths:
             settings = found.get_read_config(path, data.read)
-            beginning = _TextBeginning(COMPRESSED_BYTES // len(paths))
+            sampled = _SampledTexts()
             if is_crawl:
-                stop, text = _measure_pages(path, data, settings, Path(folder), beginning)
+                stop, text = _measure_pages(path, data, settings, Path(folder), sampled)
             else:
-                stop, text = _measure_documents(path, data, settings, beginning)
+                stop, text = _measure_documents(path, data, settings, sampled)
             read += stop
             kept += text
-            texts.append(bytes(beginning.text))
+            texts.append(sampled.select_bytes(COMPRESSED_BYTES // len(paths)))
     whole = b"\n".join(texts)
     if not (read and kept and whole.strip()):
         return None
@@ -119,19 +119,20 @@ def _count_characters(text: str) -> int:
     return next(number for number, sum_ in enumerate(accumulate(counts), start=1) if sum_ >= needed)
 
 
-class _TextBeginning:
-    """The first bytes of the kept texts of a file."""
+class _SampledTexts:
+    """The kept texts of the part of a file that is read."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.text = bytearray()
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
 
     def add_texts(self, texts: pa.Array) -> None:
-        """Add texts while there is room."""
-        for text in texts:
-            if len(self.text) >= self.most:
-                return
-            self.text += (text.as_py() or "").encode()[: self.most - len(self.text)] + b"\n"
+        """Add texts."""
+        self.texts += [(text.as_py() or "").encode() for text in texts]
+
+    def select_bytes(self, most: int) -> bytes:
+        """Return whole texts from everywhere in the file, as many as there is room for."""
+        step = max(1, -(-sum(map(len, self.texts)) // most))
+        return b"\n".join(self.texts[::step])[:most]
 
 
 def _measure_pages(
@@ -139,7 +140,7 @@ def _measure_pages(
     data: CrawlConfig,
     settings: ReadConfig,
     folder: Path,
-    beginning: _TextBeginning,
+    sampled: _SampledTexts,
 ) -> tuple[int, int]:
     """Return the bytes read of a crawl file, and those of the texts that its rules keep."""
     stop = min(SAMPLED_BYTES, Path(path).stat().st_size)
@@ -162,21 +163,21 @@ def _measure_pages(
         rules=serialize_rules_by_language(data),
     )
     for batch in read_batches(folder / "kept"):
-        beginning.add_texts(batch.column("text"))
+        sampled.add_texts(batch.column("text"))
     # None for a file without a page.
     counts = [stage["bytes_out"] for stage in result["tally"]["stages"].values()]
     return stop, int(counts[-1]) if counts else 0
 
 
 def _measure_documents(
-    path: str, data: CrawlConfig, settings: ReadConfig, beginning: _TextBeginning
+    path: str, data: CrawlConfig, settings: ReadConfig, sampled: _SampledTexts
 ) -> tuple[int, int]:
     """Return the bytes read of a file of documents, and those of their texts."""
     position = text = 0
     for batch in read_pages(path, max_page_bytes=data.extract.max_page_bytes, config=settings):
         position = max(position, batch.position)
         texts = batch.pages.column("text")
-        beginning.add_texts(texts)
+        sampled.add_texts(texts)
         text += pc.sum(pc.binary_length(texts)).as_py() or 0
         if position >= SAMPLED_BYTES:
             break

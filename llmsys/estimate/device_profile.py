@@ -275,7 +275,9 @@ def read_profile_values(path: Path) -> tuple[Any, dict[Keys, int]]:
 def _format_unknown_device(name: str) -> str:
     known = list_device_names()
     # h100 is h100-sxm, and not v100, which is closer by letters
-    begun = [one for one in known if one.startswith(name.lower().replace("_", "-"))]
+    asked = name.lower().replace("_", "-")
+    # and 4090 is rtx-4090
+    begun = [one for one in known if one.startswith(asked) or one.endswith(f"-{asked}")]
     close = begun or difflib.get_close_matches(name.lower(), known, n=1)
     hint = f" Did you mean {' or '.join(close[:2])}?" if close else ""
     return (

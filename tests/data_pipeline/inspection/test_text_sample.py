@@ -85,7 +85,22 @@ def test_texts_are_compressed_in_a_sample_of_a_fixed_size(
     sample = measure_text_sample(get_data(config), is_crawl=False)
     assert sample is not None
     # a quarter of the sample of each file
-    whole = b"\n".join(text.encode()[:1_000] + b"\n" for text in texts)
+    whole = b"\n".join(text.encode()[:1_000] for text in texts)
     assert sample.xz_bits_per_byte == 8 * len(lzma.compress(whole, preset=9)) / len(whole)
     # №, space and line end, and the digits 0 to 3
     assert sample.num_characters == 7
+
+
+def test_the_sample_has_texts_from_everywhere_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_sample, "COMPRESSED_BYTES", 1_000)
+    path = tmp_path / "rows.jsonl"
+    # of ten texts of 400 bytes, those at 0, 4 and 8
+    letters = "abcdefghij"
+    path.write_text("\n".join(json.dumps({"text": letter * 400}) for letter in letters))
+    config = build_tiny_config(tmp_path / "data", [str(path)])
+    sample = measure_text_sample(get_data(config), is_crawl=False)
+    assert sample is not None
+    whole = b"a" * 400 + b"\n" + b"e" * 400 + b"\n" + b"i" * 198
+    assert sample.xz_bits_per_byte == 8 * len(lzma.compress(whole, preset=9)) / len(whole)

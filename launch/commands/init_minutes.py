@@ -4,6 +4,7 @@ tokens by the law of small runs, measure the chosen model's step, and promise mi
 
 import datetime
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -60,6 +61,9 @@ RESERVE = 0.03
 PROBE_SECONDS = 5.0
 # The probe is seconds, and the run is minutes on a machine that others use too.
 LOAD_SPREAD = 0.07
+# The same where more programs want to run than there are cores: measured over promised minutes of
+# eight runs on such a machine (docs/first-model.md).
+BUSY_SPREAD = 0.48
 # What a profile knows of a step that it has not seen.
 PROFILE_SPREAD = 0.25
 MIN_MINUTES, MAX_MINUTES = 0.2, 7 * 24 * 60
@@ -295,8 +299,19 @@ def _measure_step(option: _Option, profile: "DeviceProfile") -> _StepTime:
     with init_process_group():
         rate = measure_fastest_rate(option.config, PROBE_SECONDS)
     how = f"{rate.steps} steps measured here on {rate.threads} threads"
-    spread = math.hypot(LOAD_SPREAD, rate.spread)
+    load = LOAD_SPREAD
+    if _is_busy():
+        load = BUSY_SPREAD
+        how += "; other programs keep this machine busy, so the interval is wide"
+    spread = math.hypot(load, rate.spread)
     return _StepTime(rate.seconds, spread, how, rate.threads)
+
+
+def _is_busy() -> bool:
+    """Return whether more programs want to run than there are cores, this one left out."""
+    # Windows has no load average.
+    average = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return average - 1 > (os.cpu_count() or 1)
 
 
 def _build_run(

@@ -34,6 +34,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_probe, "get_machine_profile", lambda renew: MEASURED)
     rate = StepRate(STEP_SECONDS, 0.02, 20, 1)
     monkeypatch.setattr(training_steps, "measure_fastest_rate", lambda *_: rate)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0.5, 0.5))
     Path("texts").mkdir()
     rows = (json.dumps({"text": f"{n} " + "a text of the folder. " * 60}) for n in range(300))
     Path("texts/a.jsonl").write_text("\n".join(rows))
@@ -70,6 +71,16 @@ def test_a_text_of_many_characters_has_a_piece_for_each() -> None:
     chinese = replace(SAMPLE, num_characters=2_900)
     assert plan_run_minutes(1, 1.8e6, SAMPLE).vocabulary < 2_900
     assert plan_run_minutes(1, 1.8e6, chinese).vocabulary == 8_192
+
+
+def test_a_busy_machine_is_promised_in_a_wider_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = plan_run_minutes(10, 1e9, SAMPLE)
+    monkeypatch.setattr("os.getloadavg", lambda: (200.0, 0.0, 0.0))
+    busy = plan_run_minutes(10, 1e9, SAMPLE)
+    assert "other programs keep this machine busy" in busy.how
+    assert "busy" not in calm.how
+    assert calm.promise.minutes.high < 1.15 * calm.promise.minutes.middle
+    assert busy.promise.minutes.high > 1.6 * busy.promise.minutes.middle
 
 
 def test_an_accelerator_is_promised_by_its_profile_in_a_wider_interval(

@@ -4,9 +4,14 @@ Reads the beginning of a few files with the reader, extractor, languages and rul
 Writes into a temporary folder, and nothing else.
 """
 
+import lzma
 import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmsys.config.cleaning import ReadConfig
@@ -16,15 +21,56 @@ from llmsys.data_pipeline.readers.input_files import find_input_files
 from llmsys.data_pipeline.readers.page_reader import read_pages
 from llmsys.data_pipeline.stages.apply_rules import apply_rules_to_file
 from llmsys.data_pipeline.stages.extract_text import extract_file
+from llmsys.dataset.token_shards import read_batches
 
 # Files of which a sample is read: the first, the last, and some between.
 SAMPLED_FILES = 4
 # Bytes of each, as it is stored; about 50 pages of a crawl in one megabyte.
 SAMPLED_BYTES = 1 << 20
+# Bytes of kept text that are compressed, in equal parts of the files: a size that a small text has
+# too, because more text compresses better.
+COMPRESSED_BYTES = 1 << 18
+# As SentencePiece has it.
+CHARACTER_COVERAGE = 0.9995
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """A sample of the text that preparation will keep.
+
+    Attributes:
+        share: Bytes of kept text per byte of the files as they are stored; above 1 where
+            compression saves more than filtering.
+        xz_bits_per_byte: Bits per byte that xz -9 needs for at most `COMPRESSED_BYTES` of it: how
+            hard the text is to predict.
+        num_characters: Different characters that make up 99.95 % of the sample, each of which
+            needs a piece of the vocabulary.
+    """
+
+    share: float
+    xz_bits_per_byte: float
+    num_characters: int
 
 
 def measure_text_share(data: CrawlConfig, *, is_crawl: bool) -> float | None:
     """Measure the bytes of kept text per byte of the input files as they are stored.
+
+    Args:
+        data: The section `data` of a run, whose inputs are local files.
+        is_crawl: The inputs are crawl files, whose pages are extracted and filtered.
+
+    Returns:
+        The share; None where the sample has nothing that can be read.
+
+    Raises:
+        DataError: An input is missing.
+    """
+    sample = measure_text_sample(data, is_crawl=is_crawl)
+    return None if sample is None else sample.share
+
+
+def measure_text_sample(data: CrawlConfig, *, is_crawl: bool) -> TextSample | None:
+    """Measure how much text input files will leave, and how hard it is to predict.
 
     Neither duplicates nor lists of URLs are looked at: a sample has fewer duplicates than the
     whole.
@@ -35,29 +81,66 @@ def measure_text_share(data: CrawlConfig, *, is_crawl: bool) -> float | None:
             files is taken as it is.
 
     Returns:
-        The share, which is above 1 where compression saves more than filtering; None where the
-        sample has nothing that can be read.
+        The sample; None where it has nothing that can be read.
 
     Raises:
         DataError: An input is missing.
     """
     found = find_input_files(data)
     step = max(1, (len(found.paths) - 1) // (SAMPLED_FILES - 1))
+    paths = found.paths[::step][:SAMPLED_FILES]
     read = kept = 0
+    texts = []
     with tempfile.TemporaryDirectory(prefix="llmsys-sample-") as folder:
-        for path in found.paths[::step][:SAMPLED_FILES]:
+        for path in paths:
             settings = found.get_read_config(path, data.read)
+            sampled = _SampledTexts()
             if is_crawl:
-                stop, text = _measure_pages(path, data, settings, Path(folder))
+                stop, text = _measure_pages(path, data, settings, Path(folder), sampled)
             else:
-                stop, text = _measure_documents(path, data, settings)
+                stop, text = _measure_documents(path, data, settings, sampled)
             read += stop
             kept += text
-    return kept / read if read and kept else None
+            texts.append(sampled.select_bytes(COMPRESSED_BYTES // len(paths)))
+    whole = b"\n".join(texts)
+    if not (read and kept and whole.strip()):
+        return None
+    return TextSample(
+        share=kept / read,
+        xz_bits_per_byte=8 * len(lzma.compress(whole, preset=9)) / len(whole),
+        num_characters=_count_characters(whole.decode("utf-8", "ignore")),
+    )
+
+
+def _count_characters(text: str) -> int:
+    """Return how many of the most frequent characters make up 99.95 % of a text."""
+    counts = [count for _, count in Counter(text).most_common()]
+    needed = CHARACTER_COVERAGE * len(text)
+    return next(number for number, sum_ in enumerate(accumulate(counts), start=1) if sum_ >= needed)
+
+
+class _SampledTexts:
+    """The kept texts of the part of a file that is read."""
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+
+    def add_texts(self, texts: pa.Array) -> None:
+        """Add texts."""
+        self.texts += [(text.as_py() or "").encode() for text in texts]
+
+    def select_bytes(self, most: int) -> bytes:
+        """Return whole texts from everywhere in the file, as many as there is room for."""
+        step = max(1, -(-sum(map(len, self.texts)) // most))
+        return b"\n".join(self.texts[::step])[:most]
 
 
 def _measure_pages(
-    path: str, data: CrawlConfig, settings: ReadConfig, folder: Path
+    path: str,
+    data: CrawlConfig,
+    settings: ReadConfig,
+    folder: Path,
+    sampled: _SampledTexts,
 ) -> tuple[int, int]:
     """Return the bytes read of a crawl file, and those of the texts that its rules keep."""
     stop = min(SAMPLED_BYTES, Path(path).stat().st_size)
@@ -79,18 +162,23 @@ def _measure_pages(
         config=data,
         rules=serialize_rules_by_language(data),
     )
+    for batch in read_batches(folder / "kept"):
+        sampled.add_texts(batch.column("text"))
     # None for a file without a page.
     counts = [stage["bytes_out"] for stage in result["tally"]["stages"].values()]
     return stop, int(counts[-1]) if counts else 0
 
 
-def _measure_documents(path: str, data: CrawlConfig, settings: ReadConfig) -> tuple[int, int]:
+def _measure_documents(
+    path: str, data: CrawlConfig, settings: ReadConfig, sampled: _SampledTexts
+) -> tuple[int, int]:
     """Return the bytes read of a file of documents, and those of their texts."""
     position = text = 0
     for batch in read_pages(path, max_page_bytes=data.extract.max_page_bytes, config=settings):
         position = max(position, batch.position)
-        lengths = pc.binary_length(batch.pages.column("text"))
-        text += pc.sum(lengths).as_py() or 0
+        texts = batch.pages.column("text")
+        sampled.add_texts(texts)
+        text += pc.sum(pc.binary_length(texts)).as_py() or 0
         if position >= SAMPLED_BYTES:
             break
     return position, text

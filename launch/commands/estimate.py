@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmsys.errors import ConfigError
 from llmsys.launch.commands.estimate_request import (
+    add_my_machine_argument,
     build_pricing_request,
     compute_estimate,
+    find_my_machine,
     resolve_cluster,
 )
 from llmsys.storage.paths import parse_local_path
@@ -47,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", help="price the run on this device: a profile such as h100-sxm, or a YAML file"
     )
+    add_my_machine_argument(parser)
     parser.add_argument(
         "--gpus", type=int, help="number of devices to price the run on (default: launch.processes)"
     )
@@ -100,6 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the estimate; with --json, as one object with stable keys."""
+    if arguments.my_machine and arguments.device is None and arguments.cluster is None:
+        arguments.device, count = find_my_machine()
+        arguments.gpus = arguments.gpus or count
+        if arguments.price_per_hour is None:
+            arguments.price_per_hour = 0.0  # nobody rents their own machine
     if arguments.config.endswith("json") or Path(arguments.config, "config.json").is_file():
         from llmsys.estimate.counted.counted_estimate import find_counted_config
 

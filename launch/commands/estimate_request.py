@@ -141,6 +141,32 @@ def _build_program_run(
     )
 
 
+def add_my_machine_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --my-machine.
+
+    Args:
+        parser: of a verb that prices runs on a device.
+    """
+    parser.add_argument(
+        "--my-machine",
+        action="store_true",
+        help="price the run on this machine: its accelerators by their profile, or its processor "
+        "by a probe of about ten seconds, which is kept for 30 days; a named device wins",
+    )
+
+
+def find_my_machine() -> tuple[str, int]:
+    """Return the profile of this machine's devices, and their number.
+
+    Returns:
+        As `--device` and `--gpus` take them.
+    """
+    # torch is loaded for this option alone
+    from llmsys.calibrate.machine_probe import find_machine_device
+
+    return find_machine_device()
+
+
 def build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | None":
     """Return the device and cluster to price the run on; None where neither is named."""
     if arguments.device is None and arguments.cluster is None:

@@ -7,15 +7,18 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from llmsys.errors import ConfigError, LlmsysError
+from llmsys.errors import ConfigError, DataError, LlmsysError
+from llmsys.launch.commands.arguments import parse_positive_number
 from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.storage.paths import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.config.run import RunConfig
+    from llmsys.data_pipeline.inspection.text_sample import TextSample
     from llmsys.launch.commands.init_inputs import FoundContents
+    from llmsys.launch.commands.init_minutes import SizedRun
 
 TEMPLATES = (
     "rule",
@@ -48,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file to write; must not exist (default: %(default)s)",
     )
     parser.add_argument(
+        "--minutes",
+        type=parse_positive_number,
+        metavar="N",
+        help="measure machine and text, size model and tokens to N minutes of training, and "
+        "promise minutes and bits per byte; the report compares them with the outcome",
+    )
+    parser.add_argument(
         "--template",
         choices=TEMPLATES,
         help="write an example of your own rule, extractor, reader, tokenizer, schedule, "
@@ -68,40 +78,95 @@ def run(arguments: argparse.Namespace) -> int:
     if not output.absolute().parent.is_dir():
         raise ConfigError(f"{output.parent} is not a folder. Make it, or choose another --output.")
     if arguments.template is not None:
+        if arguments.minutes is not None:
+            raise ConfigError(
+                f"--minutes sizes a training run, and --template {arguments.template} writes "
+                "Python. Give one of the two."
+            )
         return _write_template(arguments)
     from llmsys.config.loading.load import load_run_config
     from llmsys.launch.commands.init_config import format_config, list_next_commands
     from llmsys.launch.commands.init_inputs import find_contents
 
     found = find_contents(arguments.folders or [Path()])
+    if arguments.minutes is not None:
+        _check_minutes(arguments.minutes, found)
     write_bytes_atomically(output, format_config(found, output).encode())
+    sized = None
     try:
         config = load_run_config(str(output))  # bases are found from the place of the file
         if found.patterns:
-            found = replace(found, text_share=_measure_text_share(config, found))
-            write_bytes_atomically(output, format_config(found, output).encode())
+            sample = _measure_text_sample(config, found)
+            found = replace(found, text_share=None if sample is None else sample.share)
+            if arguments.minutes is not None:
+                sized = _plan_minutes(arguments.minutes, found, sample)
+            write_bytes_atomically(output, format_config(found, output, sized).encode())
             load_run_config(str(output))
     except (LlmsysError, KeyboardInterrupt):  # or the same command would find the file and refuse
         output.unlink()
         raise
     commands = [shlex.join(command) for command in list_next_commands(found, output)]
     if arguments.json:
-        print(json.dumps({"config": str(output), "found": found.describe(), "next": commands}))
+        result: dict[str, Any] = {
+            "config": str(output),
+            "found": found.describe(),
+            "next": commands,
+        }
+        if sized is not None:
+            result["promise"] = sized.promise.model_dump(mode="json")
+        print(json.dumps(result))
         return 0
     print("\n".join([f"found {line}" for line in found.describe()]))
-    print(f"wrote {output}\n\nnext:\n" + "\n".join(f"  {command}" for command in commands))
+    print(f"wrote {output}")
+    if sized is not None:
+        from llmsys.launch.commands.init_minutes import format_promise
+
+        print(format_promise(sized))
+    print("\nnext:\n" + "\n".join(f"  {command}" for command in commands))
     return 0
 
 
-def _measure_text_share(config: "RunConfig", found: "FoundContents") -> float | None:
-    """Return the bytes of kept text per byte of the files, by a sample of documents."""
+def _check_minutes(minutes: float, found: "FoundContents") -> None:
+    """Raise ConfigError where a promise makes no sense."""
+    from llmsys.launch.commands.init_minutes import require_minutes
+
+    require_minutes(minutes)
+    if found.model is not None:
+        raise ConfigError(
+            f"--minutes sizes a model to the time, and {found.model} has its size already. Leave "
+            "out the model to train one from the start, or leave out --minutes."
+        )
+    if found.dataset is not None:
+        raise ConfigError(
+            f"--minutes chooses the vocabulary, and the dataset {found.dataset} has its tokens "
+            "already. Give the folder of its texts, or leave out --minutes."
+        )
+
+
+def _plan_minutes(
+    minutes: float, found: "FoundContents", sample: "TextSample | None"
+) -> "SizedRun":
+    from llmsys.launch.commands.init_config import estimate_text_bytes
+    from llmsys.launch.commands.init_minutes import plan_run_minutes
+
+    if sample is None:
+        raise DataError(
+            f"no text is kept of a sample of {found.patterns[0]}, so that no loss can be promised. "
+            "Loosen the rules: write the config without --minutes, change data.rules, and see "
+            "llmsys prepare."
+        )
+    return plan_run_minutes(minutes, estimate_text_bytes(found), sample)
+
+
+def _measure_text_sample(config: "RunConfig", found: "FoundContents") -> "TextSample | None":
+    """Return what a sample of documents says about the kept text."""
     from llmsys.config.data import CrawlConfig
 
     if not isinstance(config.data, CrawlConfig):
         return None
-    from llmsys.data_pipeline.inspection.text_sample import measure_text_share
+    from llmsys.data_pipeline.inspection.text_sample import measure_text_sample
 
-    return measure_text_share(config.data, is_crawl=found.has_html)
+    return measure_text_sample(config.data, is_crawl=found.has_html)
 
 
 def _write_template(arguments: argparse.Namespace) -> int:

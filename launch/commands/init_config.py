@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llmsys.launch.commands.init_inputs import FoundContents
+from llmsys.launch.commands.init_minutes import SizedRun, iter_sized_lines
 
 # Bytes of kept text per byte of a compressed crawl file where none could be measured: low, so that
 # a vocabulary is rather too small.
@@ -26,13 +27,14 @@ SMALL_DATA_BYTES = 1e8
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 
-def format_config(found: FoundContents, output: Path) -> str:
+def format_config(found: FoundContents, output: Path, sized: SizedRun | None = None) -> str:
     """Return the YAML of a run.
 
     Args:
         found: what the folders hold.
         output: file that will be written; bases are relative to it, other paths to the working
             directory.
+        sized: model and budget by `--minutes`; None: those of a first run.
 
     Returns:
         The text of a config file.
@@ -49,7 +51,10 @@ def format_config(found: FoundContents, output: Path) -> str:
     name = _get_name(found)
     lines += ["", f"run: {{name: {name}, folder: runs/{name}}}   # everything that training writes"]
     if found.dataset is None:
-        lines += ["", *_iter_data_lines(found, name), "", *_iter_tokenizer_lines(found)]
+        vocabulary = None if sized is None else sized.vocabulary
+        lines += ["", *_iter_data_lines(found, name), "", *_iter_tokenizer_lines(found, vocabulary)]
+    if sized is not None:
+        return "\n".join([*lines, "", *iter_sized_lines(sized)]) + "\n"
     lines += ["", *_iter_model_lines(found, output), "", *_iter_training_lines(found, name)]
     return "\n".join(lines) + "\n"
 
@@ -101,19 +106,24 @@ def _quote(text: str) -> str:
     return text if is_plain else json.dumps(text, ensure_ascii=False)
 
 
-def _estimate_text_bytes(found: FoundContents) -> float:
+def estimate_text_bytes(found: FoundContents) -> float:
+    """Return the bytes of text after preparation, by the sample where there is one.
+
+    Args:
+        found: what the folders hold.
+    """
     share = HTML_TEXT_SHARE if found.has_html else 1.0
     return found.num_bytes * (share if found.text_share is None else found.text_share)
 
 
 def _estimate_tokens(found: FoundContents) -> float:
     size = MODEL_TOKEN_BYTES if found.model else TOKEN_BYTES[_choose_vocabulary(found)]
-    return _estimate_text_bytes(found) / size
+    return estimate_text_bytes(found) / size
 
 
 def _choose_vocabulary(found: FoundContents) -> int:
     # Half, because a sample does not show how much of the text is there twice.
-    text_bytes = _estimate_text_bytes(found) / (1 if found.text_share is None else 2)
+    text_bytes = estimate_text_bytes(found) / (1 if found.text_share is None else 2)
     return next(size for least, size in VOCABULARIES if text_bytes >= least)
 
 
@@ -164,21 +174,19 @@ def _iter_data_lines(found: FoundContents, name: str) -> Iterator[str]:
     yield "  deduplicate:"
     yield "    exact: {kind: text}            # of equal texts one stays"
     yield "    minhash: {kind: minhash}       # and of near duplicates the longest"
-    if _estimate_text_bytes(found) < SMALL_DATA_BYTES:
+    if estimate_text_bytes(found) < SMALL_DATA_BYTES:
         yield (
             "  split: {heldout_fraction: 0.05}  # of little text, a share that is large enough to "
             "measure on"
         )
 
 
-def _iter_tokenizer_lines(found: FoundContents) -> Iterator[str]:
+def _iter_tokenizer_lines(found: FoundContents, vocabulary: int | None) -> Iterator[str]:
     if found.model is not None and any((found.model / name).is_file() for name in TOKENIZER_FILES):
         yield f"tokenizer: {{kind: file, path: {_quote(str(found.model))}}}   # the model's own"
         return
-    yield (
-        f"tokenizer: {{kind: sentencepiece, vocab_size: {_choose_vocabulary(found)}}}   # trained "
-        "on the kept text"
-    )
+    size = vocabulary or _choose_vocabulary(found)
+    yield f"tokenizer: {{kind: sentencepiece, vocab_size: {size}}}   # trained on the kept text"
 
 
 def _iter_model_lines(found: FoundContents, output: Path) -> Iterator[str]:

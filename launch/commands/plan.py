@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError
 from llmsys.launch.commands.arguments import parse_count, split_arguments
-from llmsys.launch.commands.estimate_request import MAX_ASKED, has_batch
+from llmsys.launch.commands.estimate_request import (
+    MAX_ASKED,
+    add_my_machine_argument,
+    find_my_machine,
+    has_batch,
+)
 from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.storage.paths import parse_local_path, require_local_path
 
@@ -38,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", metavar="LAYOUT", help="check one layout, such as tp=8,cp=1,pp=16,dp=64"
     )
+    add_my_machine_argument(parser)
     parser.add_argument(
         "--compare",
         action="store_true",
@@ -64,10 +70,17 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.config.loading.load import read_config
 
     own, words = split_arguments(arguments.overrides, OWN_NAMES)
+    is_own_machine = arguments.my_machine and not own.keys() & {"device", "cluster"}
+    if is_own_machine:
+        device, count = find_my_machine()
+        own = {"gpus": str(count), **own, "device": device}
     resolved = read_config(arguments.config, words)
     if arguments.check is not None:
         return _print_layout_check(arguments, resolved, own)
     cluster = _resolve_cluster(own)
+    if is_own_machine:
+        # nobody rents their own machine
+        cluster = cluster.model_copy(update={"price_per_hour": 0.0})
     device = cluster.load_device()
     if not has_batch(resolved):
         raise ConfigError(_format_missing_batch(arguments, own))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError, DataError, LostRankError
-from llmsys.events import read_latest_events
+from llmsys.events import iter_events, read_latest_events
 from llmsys.storage.paths import format_folder, parse_local_path
 
 if TYPE_CHECKING:
@@ -63,8 +63,19 @@ def run(arguments: argparse.Namespace) -> int:
 
         made = convert_to_hugging_face(config.run.folder, arguments.export, dtype=arguments.dtype)
         message = f"{message}\nwrote {made}"
-    print(json.dumps(result) if arguments.json else f"{message}\n{format_evaluation(result)}")
+    lines = [message, format_evaluation(result), *_list_promise_lines(config)]
+    print(json.dumps(result) if arguments.json else "\n".join(lines))
     return 0
+
+
+def _list_promise_lines(config: "RunConfig") -> list[str]:
+    """Return what `llmsys init --minutes` promised, and the outcome."""
+    if config.promise is None:
+        return []
+    from llmsys.report.promise_section import compare_promise, format_promise_lines
+
+    events = iter_events(config.run.folder / "events.jsonl")
+    return format_promise_lines(compare_promise(config.promise, config.train.tokens, events))
 
 
 def require_export(config: "RunConfig", folder: Path | None, dtype: str | None) -> None:

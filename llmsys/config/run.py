@@ -32,6 +32,7 @@ from llmsys.config.parallel_layout import (
     find_sequence_violations,
 )
 from llmsys.config.pipeline import require_pipeline_micro_batches
+from llmsys.config.promise import PromiseConfig
 from llmsys.config.python_code import PythonCode, compute_code_digest
 from llmsys.config.run_constraints import (
     find_evaluation_violations,
@@ -129,6 +130,9 @@ class RunConfig(Section):
     )
     flops: FlopsConfig = Field(
         FlopsConfig(), description="FLOPs convention and device for utilisation."
+    )
+    promise: PromiseConfig | None = Field(
+        None, description="Promise of `llmsys init --minutes`; the report compares it."
     )
 
     @model_validator(mode="after")

@@ -5,31 +5,28 @@ The models are shipped configs with overrides, so that `llmsys dryrun` and `llms
 same words.
 """
 
-import gc
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 
+from llmsys.calibrate.training_steps import (
+    build_step_engine,
+    draw_batches,
+    release_engine,
+    run_step,
+)
 from llmsys.config.loading.load import read_config
 from llmsys.config.run import RunConfig
-from llmsys.data.batch import Batch
 from llmsys.doctor.check_row import CheckRow, build_row
-from llmsys.engine.engine import Engine
 from llmsys.engine.state_hash import hash_state
-from llmsys.estimate.activation_memory import compute_micro_batch
-from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.device_setup import trim_allocator
-from llmsys.parallel.process_group import all_reduce_max, barrier, get_rank, get_world_size
-from llmsys.train.build_engine import build_engine
-from llmsys.train.expert_load import update_expert_balance
+from llmsys.parallel.process_group import all_reduce_max, barrier, get_world_size
 from llmsys.train.precision import find_bf16_support
 
 # Steps of a speed check; the first one warms up.
 NUM_STEPS = 6
-LEARNING_RATE = 1e-3
 # Relative difference of two equal steps outside of bitwise mode: atomic sums of a device may have
 # another order.
 LOSS_LIMIT = 1e-3
@@ -210,71 +207,3 @@ def check_determinism(reproducibility: str, device: torch.device) -> list[CheckR
         loss_difference=apart,
     )
     return [row]
-
-
-def build_step_engine(config: RunConfig, device: torch.device) -> Engine:
-    """Build the engine of a config with its initial values. Collective.
-
-    Args:
-        config: a config with its precision resolved.
-        device: device of this rank.
-
-    Returns:
-        The engine.
-    """
-    layout = config.resolve_layout(get_world_size())
-    return build_engine(config, build_device_meshes(layout, device), device)
-
-
-def release_engine(device: torch.device) -> None:
-    """Free the memory of an engine after its last name is deleted.
-
-    Its hooks refer to it, so it waits for the collector.
-
-    Args:
-        device: device of this rank.
-    """
-    gc.collect()
-    trim_allocator(device)
-
-
-def draw_batches(config: RunConfig) -> list[Batch]:
-    """Draw this rank's micro-batches of random tokens in documents of random lengths.
-
-    Args:
-        config: gives micro-batches, their length and the vocabulary.
-
-    Returns:
-        Equal batches for every call.
-    """
-    layout = config.resolve_layout(get_world_size())
-    sequences, count = compute_micro_batch(config, layout)
-    generator = torch.Generator().manual_seed(get_rank())
-    length = config.batch.sequence_length
-
-    def draw() -> Batch:
-        tokens_BT = torch.randint(
-            config.model.vocab_size, (sequences, length + 1), generator=generator
-        )
-        # Eight borders in a row on average.
-        opens_BT = torch.rand(sequences, length, generator=generator) < 8 / length
-        return Batch(
-            tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous(), opens_BT.cumsum(1)
-        ).count_documents()
-
-    return [draw() for _ in range(count)]
-
-
-def run_step(engine: Engine, batches: list[Batch]) -> float:
-    """Train one step. Collective.
-
-    Args:
-        engine: from `build_step_engine`.
-        batches: micro-batches of this rank.
-
-    Returns:
-        The loss, in nats per token; reading it waits for the device.
-    """
-    result: Any = engine.train_step(batches, LEARNING_RATE)
-    update_expert_balance(engine.module, result.is_applied)
-    return float(result.loss)

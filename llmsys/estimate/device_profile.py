@@ -276,7 +276,8 @@ def _format_unknown_device(name: str) -> str:
     known = list_device_names()
     # h100 is h100-sxm, and not v100, which is closer by letters
     word = name.lower().replace("_", "-")
-    begun = [one for one in known if one.startswith(word)]
+    # 4090 is rtx-4090
+    begun = [one for one in known if one.startswith(word) or one.endswith(f"-{word}")]
     # h1000 is nearer to h100-sxm than to v100
     begun = begun or [one for one in known if word.startswith(one.partition("-")[0])]
     close = begun or difflib.get_close_matches(word, known, n=1)

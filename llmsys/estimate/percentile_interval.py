@@ -41,6 +41,9 @@ def build_log_normal_interval(median: float, spread: float) -> PercentileInterva
     Args:
         median: its median, in any unit.
         spread: standard deviation of its natural logarithm.
+
+    Returns:
+        The interval.
     """
     return PercentileInterval(
         p10=median * exp(-Z90 * spread), p50=median, p90=median * exp(Z90 * spread)

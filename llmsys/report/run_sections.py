@@ -29,6 +29,7 @@ from llmsys.report.html_markup import (
 )
 from llmsys.report.norms_section import build_norms_section
 from llmsys.report.plots import Figure
+from llmsys.report.promise_section import build_promise_section
 from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.report.run_record import RunRecord, is_finite
 
@@ -47,6 +48,7 @@ def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list
         build_metrics_section(record),
         _build_training_section(record, tokens_per_byte),
         build_family_section(record),
+        build_promise_section(record),
         build_prediction_section(record),
         build_profile_section(record),
         build_norms_section(record),

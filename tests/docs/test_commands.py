@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 import llmsys.config.loading.load
+from llmsys.calibrate.training_steps import StepRate
 from llmsys.config.loading.load import load_run_config, read_config
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_fields, list_section_types
@@ -40,6 +41,7 @@ from tests.helpers.markdown_blocks import (
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny_crawl import make_crawl
 from tests.helpers.transformers_models import LLAMA
+from tests.llmsys.calibrate.test_machine_probe import MEASURED
 from tools.docs.event_reference import list_event_fields
 from tools.recipe_chats import TEMPLATE, iter_chats, iter_questions
 
@@ -126,7 +128,7 @@ REPLACED = {
     "gopher_quality.min_words=20,50,100": "gopher_quality.min_words=60,70",
 }
 # Configs over an imported model, and those that `llmsys init` writes.
-LATER = ("continued.yaml", "qwen.yaml", "start.yaml")
+LATER = ("continued.yaml", "qwen.yaml", "start.yaml", "first.yaml")
 # Commands of other programs that need a network or an account.
 ELSEWHERE = {
     "git clone https://example.org/llmsys && cd llmsys",
@@ -339,6 +341,29 @@ def test_the_five_commands_of_both_ways_run_on_other_data(
         if command.words[0] == "llmsys" and command.words[1] not in ("--help", "demo"):
             run_command(command, capfd, FIRST_HOUR)
     assert (tmp_path / "Qwen3-0.6B-exported" / "model.safetensors").is_file()
+
+
+def test_the_way_to_a_model_in_given_minutes_runs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prepares and trains once in this process, on a machine whose steps take five minutes."""
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("llmsys.launch.launchers.local.run_local_ranks", train_in_this_process)
+    monkeypatch.setattr(
+        "llmsys.calibrate.machine_probe.get_machine_profile", lambda renew: MEASURED
+    )
+    monkeypatch.setattr(
+        "llmsys.calibrate.training_steps.measure_fastest_rate",
+        lambda *_: StepRate(300.0, 0.0, 4, 1),
+    )
+    make_crawl(Path("crawl"), files=3)
+    small = "data.executor.kind=inline data.split.heldout_fraction=0.2 generation.max_new_tokens=2"
+    for command in list_page_commands(ROOT / "docs" / "first-model.md"):
+        run_command(command, capfd, {"first.yaml": small})
+    assert (tmp_path / "first-model" / "model.safetensors").is_file()
+    printed = capfd.readouterr().out
+    assert re.search(r"promised .* minutes: .*, OUTSIDE of the interval", printed)
 
 
 def check_events(folder: Path) -> None:

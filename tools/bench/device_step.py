@@ -20,10 +20,10 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from llmsys.calibrate.training_steps import build_step_engine, draw_batches, run_step
 from llmsys.config.loading.load import read_config
 from llmsys.config.run import RunConfig
 from llmsys.doctor.device_check import find_profile_name
-from llmsys.doctor.step_check import build_step_engine, draw_batches, run_step
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.parallel.device_setup import trim_allocator

@@ -160,8 +160,8 @@ def measure_depth(words: Sequence[str], steps: int, *, profiles: bool = False) -
     """
     import torch
 
+    from llmsys.calibrate.training_steps import build_step_engine, draw_batches, run_step
     from llmsys.config.loading.load import read_config
-    from llmsys.doctor.step_check import build_step_engine, draw_batches, run_step
     from llmsys.parallel.process_group import get_local_device, init_process_group
 
     torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from llmsys.config.data import CrawlConfig
 from llmsys.config.run import RunConfig
 from llmsys.data_pipeline.inspection import text_sample
-from llmsys.data_pipeline.inspection.text_sample import measure_text_share
+from llmsys.data_pipeline.inspection.text_sample import measure_text_sample, measure_text_share
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.data_pipeline.readers.page_batch import PageBatch
 from llmsys.data_pipeline.readers.page_reader import read_pages
@@ -69,3 +70,37 @@ def test_files_without_text_have_no_share(tmp_path: Path) -> None:
     (tmp_path / "broken.warc.gz").write_bytes(b"no archive")
     config = build_tiny_config(tmp_path / "data", [str(tmp_path / "broken.warc.gz")])
     assert measure_text_share(get_data(config), is_crawl=True) is None
+
+
+def test_texts_are_compressed_in_a_sample_of_a_fixed_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_sample, "COMPRESSED_BYTES", 4_000)
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    texts = [f"№ {number} " * 200 for number in range(4)]
+    for number, text in enumerate(texts):
+        (folder / f"{number}.jsonl").write_text(json.dumps({"text": text}))
+    config = build_tiny_config(tmp_path / "data", [f"{folder}/*.jsonl"])
+    sample = measure_text_sample(get_data(config), is_crawl=False)
+    assert sample is not None
+    # a quarter of the sample of each file
+    whole = b"\n".join(text.encode()[:1_000] for text in texts)
+    assert sample.xz_bits_per_byte == 8 * len(lzma.compress(whole, preset=9)) / len(whole)
+    # №, space and line end, and the digits 0 to 3
+    assert sample.num_characters == 7
+
+
+def test_the_sample_has_texts_from_everywhere_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_sample, "COMPRESSED_BYTES", 1_000)
+    path = tmp_path / "rows.jsonl"
+    # of ten texts of 400 bytes, those at 0, 4 and 8
+    letters = "abcdefghij"
+    path.write_text("\n".join(json.dumps({"text": letter * 400}) for letter in letters))
+    config = build_tiny_config(tmp_path / "data", [str(path)])
+    sample = measure_text_sample(get_data(config), is_crawl=False)
+    assert sample is not None
+    whole = b"a" * 400 + b"\n" + b"e" * 400 + b"\n" + b"i" * 198
+    assert sample.xz_bits_per_byte == 8 * len(lzma.compress(whole, preset=9)) / len(whole)

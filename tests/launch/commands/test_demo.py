@@ -102,11 +102,12 @@ def test_the_last_line_is_the_yardstick(tmp_path: Path, capfd: pytest.CaptureFix
     )
     assert errors == ""
     assert "[4/6] evaluate" in output
+    assert "What to expect: 1.797 to 1.805 bits per byte for the model." in output
     assert "out/torch/report.html" in output
 
 
 def test_overrides_and_the_sample_crawl_reach_every_verb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Outside of a checkout the config's relative path of the sample crawl names nothing."""
     stage = Stage(tmp_path)
@@ -117,6 +118,7 @@ def test_overrides_and_the_sample_crawl_reach_every_verb(
         True,
     ]
     assert main([*stage.arguments, "train.tokens=9_000"]) == 0
+    assert "What to expect" not in capfd.readouterr().out  # of another run
     assert {tuple(call[5:7]) for call in stage.calls()} == {(crawl, "train.tokens=9_000")}
     (tmp_path / SAMPLE_CRAWL).mkdir(parents=True)
     assert list_crawl_overrides() == []

@@ -109,5 +109,5 @@ def test_calibrate_refuses_what_it_cannot_write_or_start(
     assert "is not a folder. Make it, or choose another --output." in capsys.readouterr().err
     assert main(["calibrate", "--processes", "0"]) == 2
     assert "--processes 0 is not a number of processes. Use 1 or more." in capsys.readouterr().err
-    assert main(["calibrate", "--base", "a10", "--output", str(tmp_path / "mine.yaml")]) == 2
-    assert "'a10' has no device profile" in capsys.readouterr().err
+    assert main(["calibrate", "--base", "a101", "--output", str(tmp_path / "mine.yaml")]) == 2
+    assert "'a101' has no device profile" in capsys.readouterr().err

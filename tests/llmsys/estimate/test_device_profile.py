@@ -21,6 +21,46 @@ def test_a_profile_names_a_source_for_each_of_its_numbers(name: str) -> None:
     assert all(len(text) > 10 for text in device.sources.values())
 
 
+# Multiprocessors, clock in GHz, and FLOP of each per clock in dense 16-bit products that add into
+# fp32, from the whitepaper of the architecture; and FLOP per clock in fp32.
+UNITS = {
+    "rtx-3090": (82, 1.695, 512, 256),
+    "rtx-4090": (128, 2.52, 512, 256),
+    "rtx-5090": (170, 2.407, 512, 256),
+    "a6000": (84, 1.8, 1024, 256),
+    "l4": (58, 2.04, 1024, 256),
+    "l40s": (142, 2.52, 1024, 256),
+    "a10": (72, 1.695, 1024, 256),
+    "t4": (40, 1.59, 1024, 128),
+    "h100-pcie": (114, 1.62, 4096, 256),
+    "h100-sxm": (132, 1.83, 4096, 256),
+    "a100-80gb": (108, 1.41, 2048, 128),
+    "v100": (80, 1.53, 1024, 128),
+    "mi300x": (304, 2.1, 2048, 256),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_peaks_are_dense_as_units_and_clock_give_them(name: str) -> None:
+    device = load_device_profile(name)
+    units, gigahertz, half, single = UNITS[name]
+    assert device.get_peak_flops("fp16") == pytest.approx(units * half * gigahertz * 1e9, rel=0.03)
+    # the clock of a board is higher where its tensor cores rest
+    assert device.get_peak_flops("fp32") == pytest.approx(
+        units * single * gigahertz * 1e9, rel=0.09
+    )
+    if "fp8" in device.peak_flops:
+        assert device.peak_flops["fp8"] == pytest.approx(2 * device.peak_flops["fp16"], rel=0.03)
+
+
+def test_a_card_without_bf16_is_refused_by_the_estimate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["estimate", CONFIG, "--device", "t4", "batch.sequences=16"]
+    assert main([*words, "train.precision=bf16"]) == 2
+    assert "T4 16GB has no peak for bf16 matmuls. Use fp16 or fp32" in capsys.readouterr().err
+
+
 def test_an_unknown_device_is_refused_with_the_known_ones_and_the_way_to_measure() -> None:
     with pytest.raises(ConfigError) as error:
         load_device_profile("h100-smx")

@@ -1,0 +1,447 @@
+"""Size a run to wall minutes for `llmsys init --minutes`: probe the machine, choose model and
+tokens by the law of small runs, measure the chosen model's step, and promise minutes and loss.
+"""
+
+import datetime
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmsys.config.promise import PromiseConfig, PromisedInterval
+from llmsys.errors import ConfigError
+from llmsys.estimate.percentile_interval import PercentileInterval, build_log_normal_interval
+
+if TYPE_CHECKING:
+    from llmsys.config.run import RunConfig
+    from llmsys.config.train import Precision
+    from llmsys.data_pipeline.inspection.text_sample import TextSample
+    from llmsys.estimate.device_profile import DeviceProfile
+    from llmsys.estimate.scaling.small_run_law import SmallRunLaw
+
+# hidden size, blocks, heads; head sizes are multiples of 16.
+SIZES = (
+    (64, 3, 2),
+    (96, 3, 3),
+    (128, 4, 4),
+    (160, 4, 5),
+    (192, 4, 3),
+    (256, 4, 4),
+    (320, 6, 5),
+    (384, 6, 6),
+    (512, 8, 8),
+    (768, 12, 12),
+    (1024, 16, 16),
+    (1536, 20, 24),
+)
+# Vocabularies, bytes of their tokens (measured on English web text), and the trained tokens from
+# which each is worth its rows.
+VOCABULARIES = (
+    (512, 1.6, 0.0),
+    (1_024, 2.4, 0.0),
+    (2_048, 2.95, 3e5),
+    (4_096, 3.3, 2e6),
+    (8_192, 3.8, 1e7),
+    (32_000, 4.3, 3e8),
+)
+CHARACTER_PIECES = 2
+SEQUENCE_LENGTH = 256
+# Steps of a run: fewer do not train a small model, more are a waste of small matrices.
+TARGET_STEPS = 800
+MIN_STEP_TOKENS, MAX_STEP_TOKENS = 1_024, 131_072
+# An evaluated token has the forward pass alone, a third of a trained one.
+EVALUATED_COST = 1 / 3
+# Held-out tokens, as a share of the trained ones: a thirtieth of the time.
+EVALUATED_SHARE = 0.1
+# Passes over the text: after more of them a repeated token teaches little.
+MAX_PASSES = 8
+# Share of the time for checkpoints and samples.
+RESERVE = 0.03
+PROBE_SECONDS = 5.0
+# The probe is seconds, and the run is minutes on a machine that others use too.
+LOAD_SPREAD = 0.07
+# The same where more programs want to run than there are cores: measured over promised minutes of
+# eight runs on such a machine (docs/first-model.md).
+BUSY_SPREAD = 0.48
+# What a profile knows of a step that it has not seen.
+PROFILE_SPREAD = 0.25
+MIN_MINUTES, MAX_MINUTES = 0.2, 7 * 24 * 60
+
+
+@dataclass(frozen=True)
+class SizedRun:
+    """A model, its budget and what is promised.
+
+    Attributes:
+        vocabulary: Pieces of the tokenizer.
+        hidden_size: Width.
+        blocks: Layers.
+        heads: Attention heads.
+        sequences: Sequences of 256 tokens in a step.
+        tokens: Budget, in whole steps.
+        evaluated_tokens: Held-out tokens that are evaluated.
+        unique_tokens: Tokens of one pass over the text, by the sample.
+        bytes_per_token: Of the vocabulary.
+        parameters: Of the model.
+        step_seconds: Measured, or by the profile of the accelerator.
+        how: How the step's time is known.
+        threads: CPU threads that were fastest; 0 for the default.
+        asked_minutes: What `--minutes` asked for.
+        promise: Minutes and bits per byte.
+    """
+
+    vocabulary: int
+    hidden_size: int
+    blocks: int
+    heads: int
+    sequences: int
+    tokens: int
+    evaluated_tokens: int
+    unique_tokens: float
+    bytes_per_token: float
+    parameters: int
+    step_seconds: float
+    how: str
+    threads: int
+    asked_minutes: float
+    promise: PromiseConfig
+
+    def list_overrides(self) -> list[str]:
+        """Return the words that describe the model and its batch."""
+        return list_size_overrides(
+            self.vocabulary, (self.hidden_size, self.blocks, self.heads), self.sequences
+        )
+
+
+def list_size_overrides(vocabulary: int, size: tuple[int, int, int], sequences: int) -> list[str]:
+    """Return the words of a model's size and its batch, over the config of a decoder.
+
+    Args:
+        vocabulary: Rows of the embedding.
+        size: Hidden size, blocks, heads.
+        sequences: Sequences of a step.
+
+    Returns:
+        Overrides.
+    """
+    hidden, blocks, heads = size
+    values = {
+        "model.vocab_size": vocabulary,
+        "model.hidden_size": hidden,
+        "model.intermediate_size": compute_intermediate_size(hidden),
+        "model.num_hidden_layers": blocks,
+        "model.num_attention_heads": heads,
+        "model.num_key_value_heads": heads,
+        "model.head_dim": hidden // heads,
+        "model.tie_word_embeddings": "true",
+        "batch.sequence_length": SEQUENCE_LENGTH,
+        "batch.sequences": sequences,
+    }
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def compute_intermediate_size(hidden: int) -> int:
+    """Return the width of the feed-forward layer: 8/3 of the hidden size, a multiple of 16.
+
+    Args:
+        hidden: Hidden size.
+    """
+    return 16 * round(hidden * 8 / 3 / 16)
+
+
+def require_minutes(minutes: float) -> None:
+    """Raise ConfigError for minutes that no run can be sized to.
+
+    Args:
+        minutes: Of `--minutes`.
+    """
+    if not MIN_MINUTES <= minutes <= MAX_MINUTES:
+        raise ConfigError(
+            f"--minutes {minutes:g} is not between {MIN_MINUTES:g} (shorter runs train "
+            f"nothing) and {MAX_MINUTES:,} (a week). Give the minutes that training may take, such "
+            "as --minutes 10."
+        )
+
+
+def plan_run_minutes(minutes: float, text_bytes: float, sample: "TextSample") -> SizedRun:
+    """Choose the model and the tokens with the lowest predicted loss in the given time.
+
+    Args:
+        minutes: Wall minutes of training and its final evaluation.
+        text_bytes: Bytes of the text after preparation, by the sample.
+        sample: The measured text.
+
+    Returns:
+        The run, with its promise.
+
+    Raises:
+        ConfigError: The minutes are out of range, the text is too small, or the accelerator of
+            this machine has no profile.
+    """
+    from llmsys.calibrate.machine_probe import get_machine_profile
+    from llmsys.estimate.scaling.small_run_law import load_small_run_law
+    from llmsys.log import get_logger
+
+    require_minutes(minutes)
+    profile = get_machine_profile(renew=True)
+    law = load_small_run_law()
+    seconds = 60 * minutes * (1 - RESERVE)
+    options = list(_iter_options(seconds, text_bytes, sample, profile, law))
+    if not options:
+        raise ConfigError(
+            f"{minutes:g} minutes are too short for a model of {SIZES[0][0]} channels, or "
+            f"{text_bytes:,.0f} bytes of text too few for a step. Give more of either."
+        )
+    best = min(options, key=lambda one: one.loss.p50)
+    get_logger(__name__).info("measuring steps of the chosen model")
+    return _build_run(best, minutes, _measure_step(best, profile), sample, profile, law)
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A model with the tokens that fit the time by the profile."""
+
+    vocabulary: int
+    size: tuple[int, int, int]
+    sequences: int
+    tokens: float
+    unique_tokens: float
+    bytes_per_token: float
+    parameters: int
+    config: "RunConfig"
+    loss: PercentileInterval
+
+
+def _iter_options(
+    seconds: float,
+    text_bytes: float,
+    sample: "TextSample",
+    profile: "DeviceProfile",
+    law: "SmallRunLaw",
+) -> Iterator[_Option]:
+    """Yield every model and vocabulary with what it reaches in the time."""
+    from llmsys.config.loading.load import read_config
+    from llmsys.estimate.model_tensors import count_parameters
+    from llmsys.estimate.step_time import estimate_step_time
+
+    precision: Precision = "bf16" if "bf16" in profile.peak_flops else "fp32"
+    # Each character needs a piece, and a text has more of them than its sample.
+    needed = CHARACTER_PIECES * sample.num_characters
+    fitting = [one for one in VOCABULARIES if one[0] >= needed] or [VOCABULARIES[-1]]
+    least_vocabulary = fitting[0][0]
+    for size in SIZES:
+        for vocabulary, size_of_token, least_tokens in fitting:
+            unique = text_bytes / size_of_token
+            sequences = MIN_STEP_TOKENS // SEQUENCE_LENGTH
+            while True:
+                words = list_size_overrides(vocabulary, size, sequences)
+                config = read_config("model/llama3.2-1b", words).run.resolve_precision(precision)
+                step = estimate_step_time(config, config.resolve_layout(1), profile).seconds.p50
+                step_tokens = sequences * SEQUENCE_LENGTH
+                tokens = min(_count_tokens(seconds, step / step_tokens), MAX_PASSES * unique)
+                if tokens < 2 * TARGET_STEPS * step_tokens or step_tokens >= MAX_STEP_TOKENS:
+                    break
+                sequences *= 2
+            # A vocabulary is trained on the text: it needs some hundred bytes for each piece.
+            is_earned = tokens >= least_tokens and text_bytes >= 60 * vocabulary
+            if tokens < 20 * step_tokens or not (is_earned or vocabulary == least_vocabulary):
+                continue
+            parameters = count_parameters(config.model).total
+            loss = law.predict_bits_per_byte(
+                parameters=parameters,
+                tokens=tokens,
+                unique_tokens=unique,
+                bytes_per_token=size_of_token,
+                xz_bits_per_byte=sample.xz_bits_per_byte,
+            )
+            yield _Option(
+                vocabulary,
+                size,
+                sequences,
+                tokens,
+                unique,
+                size_of_token,
+                parameters,
+                config,
+                loss,
+            )
+
+
+def _count_tokens(seconds: float, seconds_per_token: float) -> float:
+    """Return the tokens whose training and evaluation take the seconds."""
+    return seconds / seconds_per_token / (1 + EVALUATED_SHARE * EVALUATED_COST)
+
+
+@dataclass(frozen=True)
+class _StepTime:
+    """Seconds of a step, the deviation of their logarithm, how they are known, and the threads
+    that are fastest (0: those of the default).
+    """
+
+    seconds: float
+    spread: float
+    how: str
+    threads: int
+
+
+def _measure_step(option: _Option, profile: "DeviceProfile") -> _StepTime:
+    """Return the time of a step of the chosen model."""
+    from llmsys.estimate.step_time import estimate_step_time
+
+    if profile.compute_capability is not None:
+        found = estimate_step_time(option.config, option.config.resolve_layout(1), profile)
+        how = f"by the profile of {profile.name}, not measured: the interval is wide for that"
+        return _StepTime(found.seconds.p50, PROFILE_SPREAD, how, 0)
+    from llmsys.calibrate.training_steps import measure_fastest_rate
+    from llmsys.parallel.process_group import init_process_group
+
+    with init_process_group():
+        rate = measure_fastest_rate(option.config, PROBE_SECONDS)
+    how = f"{rate.steps} steps measured here on {rate.threads} threads"
+    load = LOAD_SPREAD
+    if _is_busy():
+        load = BUSY_SPREAD
+        how += "; other programs keep this machine busy, so the interval is wide"
+    spread = math.hypot(load, rate.spread)
+    return _StepTime(rate.seconds, spread, how, rate.threads)
+
+
+def _is_busy() -> bool:
+    """Return whether more programs want to run than there are cores, this one left out."""
+    # Windows has no load average.
+    average = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return average - 1 > (os.cpu_count() or 1)
+
+
+def _build_run(
+    option: _Option,
+    minutes: float,
+    measured: _StepTime,
+    sample: "TextSample",
+    profile: "DeviceProfile",
+    law: "SmallRunLaw",
+) -> SizedRun:
+    """Return the run whose tokens fit the measured step."""
+    step = measured.seconds
+    step_tokens = option.sequences * SEQUENCE_LENGTH
+    seconds = 60 * minutes * (1 - RESERVE)
+    wanted = min(_count_tokens(seconds, step / step_tokens), MAX_PASSES * option.unique_tokens)
+    tokens = max(10, int(wanted / step_tokens)) * step_tokens
+    evaluated = max(step_tokens, int(EVALUATED_SHARE * tokens / step_tokens) * step_tokens)
+    took = (tokens + EVALUATED_COST * evaluated) / step_tokens * step / 60 / (1 - RESERVE)
+    loss = law.predict_bits_per_byte(
+        parameters=option.parameters,
+        tokens=tokens,
+        unique_tokens=option.unique_tokens,
+        bytes_per_token=option.bytes_per_token,
+        xz_bits_per_byte=sample.xz_bits_per_byte,
+    )
+    promise = PromiseConfig(
+        minutes=_round_interval(build_log_normal_interval(took, measured.spread)),
+        bits_per_byte=_round_interval(loss),
+        tokens=tokens,
+        machine=profile.sources.get("machine", profile.name),
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+    )
+    return SizedRun(
+        option.vocabulary,
+        *option.size,
+        option.sequences,
+        tokens,
+        evaluated,
+        option.unique_tokens,
+        option.bytes_per_token,
+        option.parameters,
+        step,
+        measured.how,
+        measured.threads,
+        minutes,
+        promise,
+    )
+
+
+def _round_interval(interval: PercentileInterval) -> PromisedInterval:
+    low, middle, high = (
+        float(f"{value:.3g}") for value in (interval.p10, interval.p50, interval.p90)
+    )
+    return PromisedInterval(low=low, middle=middle, high=high)
+
+
+def iter_sized_lines(run: SizedRun) -> Iterator[str]:
+    """Yield the sections of the config from the model to the promise, with their reasons.
+
+    Args:
+        run: The sized run.
+
+    Yields:
+        Lines of YAML.
+    """
+    hidden, promise = run.hidden_size, run.promise
+    step_tokens = run.sequences * SEQUENCE_LENGTH
+    yield (
+        f"model:                             # {run.parameters / 1e6:.3g}M parameters: of the "
+        f"sizes that {run.asked_minutes:g} minutes allow,"
+    )
+    yield f"  vocab_size: {run.vocabulary}                 # the one with the lowest predicted loss"
+    yield f"  hidden_size: {hidden}"
+    yield f"  intermediate_size: {compute_intermediate_size(hidden)}"
+    yield f"  num_hidden_layers: {run.blocks}"
+    yield f"  num_attention_heads: {run.heads}"
+    yield f"  max_position_embeddings: {SEQUENCE_LENGTH}"
+    yield "  tie_word_embeddings: true"
+    yield "  norm: {kind: rmsnorm}"
+    yield "  position: {kind: rope}"
+    yield ""
+    yield (
+        f"batch: {{sequence_length: {SEQUENCE_LENGTH}, sequences: {run.sequences}}}   # "
+        f"{step_tokens:,} tokens a step, {run.tokens // step_tokens:,} steps of "
+        f"{run.step_seconds:.3g} s ({run.how})"
+    )
+    yield "optimizer:                         # rates that fit every width, by the recipes"
+    yield "  kind: adamw"
+    yield f"  learning_rate: {0.2 / hidden:.3g}          # 0.2 / hidden_size"
+    yield f"  embedding_lr_multiplier: {0.4 * hidden:.3g}  # 0.08 for embeddings"
+    yield "  betas: [0.9, 0.99]"
+    yield "  weight_decay: 0.1"
+    yield (
+        f"schedule: {{kind: linear, warmup_tokens: {run.tokens // 50 or 1}, min_lr_factor: 0.0}}"
+    )
+    passes = run.tokens / run.unique_tokens
+    yield "train:"
+    yield f"  tokens: {run.tokens}                # {passes:.2g} passes over the text, by a sample"
+    if passes > 0.95 * MAX_PASSES:
+        yield f"  # {MAX_PASSES} passes are the most: the text is too small for more minutes"
+    if run.threads:
+        yield f"  threads_per_process: {run.threads}          # the fastest of one, half and all"
+    yield (
+        f"evaluation: {{max_tokens: {run.evaluated_tokens}}}   # at the end: a thirtieth of the "
+        "time"
+    )
+    yield "checkpoint: {every_steps: 200}"
+    yield "# launch: {processes: 2}           # the promise holds for one process"
+    yield ""
+    yield "promise:                           # of eight in ten runs; the report shows the outcome"
+    yield f"  minutes: {_format_interval(promise.minutes)}   # training and its evaluation"
+    yield f"  bits_per_byte: {_format_interval(promise.bits_per_byte)}   # of held-out documents"
+    yield f"  tokens: {promise.tokens}"
+    yield f'  machine: "{promise.machine}"'
+    yield f'  date: "{promise.date}"'
+
+
+def _format_interval(one: PromisedInterval) -> str:
+    return f"{{low: {one.low}, middle: {one.middle}, high: {one.high}}}"
+
+
+def format_promise(run: SizedRun) -> str:
+    """Return the promise as a line for people.
+
+    Args:
+        run: The sized run.
+    """
+    minutes, loss = run.promise.minutes, run.promise.bits_per_byte
+    return (
+        f"promised: {minutes.middle:.3g} minutes ({minutes.low:.3g} to {minutes.high:.3g}) of "
+        f"training, {loss.middle:.3g} bits per byte ({loss.low:.3g} to {loss.high:.3g}); "
+        f"{run.parameters / 1e6:.3g}M parameters, {run.tokens:,} tokens; {run.how}"
+    )

@@ -1,0 +1,211 @@
+"""Probe this machine in about ten seconds, for estimates and for `llmsys init --minutes`.
+
+A CPU is measured as `llmsys calibrate` measures it, in fewer and smaller pieces, and with the
+training step of a small model, which fits the residual of the profile. An accelerator has the
+profile of its driver's name.
+
+Reads and writes one file for each machine in the user's cache folder ($XDG_CACHE_HOME or
+~/.cache, llmsys/machine-….yaml).
+
+Invariants:
+- A cached probe is used for the same processor, cores, threads, torch and format alone, and for
+  `MAX_AGE_DAYS`.
+"""
+
+import datetime
+import os
+import platform
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from llmsys.calibrate.benchmarks import BenchmarkSizes
+from llmsys.calibrate.calibration import calibrate_device
+from llmsys.calibrate.training_steps import measure_fastest_rate
+from llmsys.config.loading.load import read_config
+from llmsys.config.loading.yaml_files import dump_yaml
+from llmsys.config.train import Precision
+from llmsys.errors import ConfigError
+from llmsys.estimate.device_profile import (
+    DeviceProfile,
+    RunResidual,
+    find_device_by_driver_name,
+    list_device_names,
+    load_device_profile,
+)
+from llmsys.estimate.step_time import estimate_step_time
+from llmsys.log import get_logger
+from llmsys.parallel.process_group import get_local_device, init_process_group
+from llmsys.storage.atomic_write import write_bytes_atomically
+from llmsys.train.precision import find_bf16_support
+
+log = get_logger(__name__)
+
+# The shapes of a small model's step; half of `llmsys calibrate`'s, each for a shorter time.
+QUICK = BenchmarkSizes(
+    matmul_shapes=((512, 256, 256), (1024, 512, 512), (2048, 512, 1408)),
+    grouped_matmul_shapes=(8, 256, 512, 704),
+    attention=(2, 8, 512, 64),
+    memory_elements=1 << 23,
+    gathered_bytes=(1 << 16,),
+    dtypes=("fp32", "bf16"),
+    budget_seconds=0.25,
+)
+# A decoder of the sizes that minutes on a CPU allow.
+STEP_MODEL = (
+    "model.vocab_size=4096",
+    "model.hidden_size=192",
+    "model.intermediate_size=512",
+    "model.num_hidden_layers=4",
+    "model.num_attention_heads=3",
+    "model.num_key_value_heads=3",
+    "model.head_dim=64",
+    "model.tie_word_embeddings=true",
+    "batch.sequence_length=256",
+    "batch.sequences=4",
+)
+STEP_SECONDS = 3.0
+# A step of another size than the measured one: the profile errs by about this much.
+SIZE_SPREAD = 0.15
+MAX_AGE_DAYS = 30
+FORMAT = 1
+
+
+def get_machine_profile(*, renew: bool = False) -> DeviceProfile:
+    """Return the profile of this machine: cached, or probed now.
+
+    Args:
+        renew: Probe although a cached profile is fresh.
+
+    Returns:
+        The profile.
+
+    Raises:
+        ConfigError: The accelerator of this machine has no profile.
+    """
+    device = get_local_device()
+    if device.type == "cuda":
+        return _find_accelerator_profile(torch.cuda.get_device_name(device))
+    path = get_cache_file()
+    if not renew and (cached := _load_cached(path)) is not None:
+        return cached
+    profile = measure_processor()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes_atomically(path, dump_yaml(profile.model_dump(mode="json")).encode())
+    return profile
+
+
+def find_machine_device() -> tuple[str, int]:
+    """Return this machine as `--device` and `--gpus` take it, probed where no fresh probe exists.
+
+    Returns:
+        Name or file of the profile of its devices, and their number; a CPU is one device.
+
+    Raises:
+        ConfigError: The accelerator of this machine has no profile.
+    """
+    device = get_local_device()
+    if device.type != "cuda":
+        get_machine_profile()
+        return str(get_cache_file()), 1
+    name = torch.cuda.get_device_name(device)
+    profile = _find_accelerator_profile(name)
+    shipped = next(one for one in list_device_names() if load_device_profile(one) == profile)
+    return shipped, torch.cuda.device_count()
+
+
+def get_cache_file() -> Path:
+    """Return the file of this machine's probe; it may not exist.
+
+    Returns:
+        A path whose name holds the fingerprint of the machine.
+    """
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = sha256(describe_machine().encode()).hexdigest()[:16]
+    return root / "llmsys" / f"machine-{digest}.yaml"
+
+
+def describe_machine() -> str:
+    """Describe what the speed of this machine depends on.
+
+    Returns:
+        Processor, cores, threads of torch and versions, in one line.
+    """
+    return ", ".join(
+        (
+            _read_processor_name(),
+            f"{os.cpu_count()} cores",
+            f"bf16 {find_bf16_support(torch.device('cpu')).is_native}",
+            platform.system(),
+            f"torch {torch.__version__}",
+            f"probe format {FORMAT}",
+        )
+    )
+
+
+def _read_processor_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _load_cached(path: Path) -> DeviceProfile | None:
+    """Return a probe that is fresh; None where there is none, or it cannot be read."""
+    if not path.is_file():
+        return None
+    try:
+        profile = load_device_profile(str(path))
+        probed = datetime.date.fromisoformat(profile.sources["probed"])
+    except (ConfigError, KeyError, ValueError):
+        log.info("%s is no probe of this machine, which is probed again", path)
+        return None
+    age = (datetime.datetime.now(datetime.UTC).date() - probed).days
+    return profile if 0 <= age <= MAX_AGE_DAYS else None
+
+
+def measure_processor() -> DeviceProfile:
+    """Measure the processor with all of its cores: products, memory, and a small training step.
+
+    Returns:
+        A profile whose residual is that of the measured step.
+    """
+    torch.set_num_threads(max(1, os.cpu_count() or 1))
+    measured = calibrate_device(QUICK, torch.device("cpu"))
+    config = read_config("model/llama3.2-1b", list(STEP_MODEL)).run
+    with init_process_group():
+        rate = measure_fastest_rate(config, STEP_SECONDS)
+    precision: Precision = "bf16" if find_bf16_support(torch.device("cpu")).is_native else "fp32"
+    modelled = estimate_step_time(
+        config.resolve_precision(precision), config.resolve_layout(1), measured
+    )
+    ratio = rate.seconds * modelled.factor / modelled.seconds.p50
+    residual = RunResidual(
+        factor=ratio, spread=max(SIZE_SPREAD, rate.spread), runs={"the probe's step": ratio}
+    )
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return measured.model_copy(
+        update={
+            "residual": {"dense": residual},
+            "sources": measured.sources
+            | {
+                "probed": today,
+                "machine": describe_machine(),
+                "residual": f"{rate.steps} training steps of a small decoder, in "
+                f"{rate.seconds:.3g} s each, on {rate.threads} of {os.cpu_count()} threads",
+            },
+        }
+    )
+
+
+def _find_accelerator_profile(name: str) -> DeviceProfile:
+    found = find_device_by_driver_name(name)
+    if found is None:
+        raise ConfigError(
+            f"this machine has a {name}, which has no device profile. Measure it with `llmsys "
+            "calibrate --output mine.yaml`, and give that file as the device."
+        )
+    return found

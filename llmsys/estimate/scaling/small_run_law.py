@@ -1,0 +1,184 @@
+"""Predict held-out bits per byte of a small decoder from its size, its tokens and its text.
+
+The shape is a law of the ladder of recipes; the level of a text follows from what xz needs for a
+sample of it, by a fit to measured runs. Reads `small_runs.yaml`, which has both with how they were
+measured. The interval is that of runs whose text the fit has not seen.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from llmsys.config.section import Section
+from llmsys.estimate.percentile_interval import PercentileInterval, build_log_normal_interval
+from llmsys.estimate.scaling.chinchilla import compute_effective_amount
+
+FILE = Path(__file__).with_name("small_runs.yaml")
+# Muennighoff 2023: repetitions after which a repeated token is worth 1/e of a new one.
+REPETITION_DECAY = 15.387756
+# Outside of the fitted range: widening of the logarithm's deviation per factor of e.
+EXTRAPOLATION_SPREAD = 0.03
+
+
+class LadderShape(Section):
+    """L = E + A / N^alpha + B / D^beta of the ladder, in nats per token of one text."""
+
+    e: float = Field(gt=0, description="Loss that remains.")
+    a: float = Field(gt=0, description="Factor of the term of parameters.")
+    alpha: float = Field(gt=0, description="Exponent of parameters.")
+    b: float = Field(gt=0, description="Factor of the term of tokens.")
+    beta: float = Field(gt=0, description="Exponent of tokens.")
+    bytes_per_token: float = Field(gt=0, description="Bytes of a token of the ladder.")
+
+
+class SmallRun(Section):
+    """A measured run: all that the law reads, and the bits per byte at its end."""
+
+    text: str = Field(description="Name of the text.")
+    parameters: int = Field(ge=1, description="Parameters.")
+    tokens: int = Field(ge=1, description="Trained tokens.")
+    unique_tokens: int = Field(ge=1, description="Tokens of one pass over the training text.")
+    bytes_per_token: float = Field(gt=0, description="Bytes of a token of the training text.")
+    xz_bits_per_byte: float = Field(gt=0, description="xz -9 on a sample of 256 KiB.")
+    bits_per_byte: float = Field(gt=0, description="Held-out bits per byte at the end.")
+
+
+class SmallRuns(Section):
+    """The file of measurements."""
+
+    format_version: int = Field(ge=1, le=1, description="Version of the format.")
+    measured: str = Field(description="How, where and when.")
+    ladder: LadderShape = Field(description="Shape of the law.")
+    runs: tuple[SmallRun, ...] = Field(min_length=4, description="Measured runs.")
+
+
+@dataclass(frozen=True)
+class SmallRunLaw:
+    """Bits per byte = shape · exp(level + slope · log xz), with the deviation of its logarithm."""
+
+    shape: LadderShape
+    level: float
+    slope: float
+    spread: float
+    parameters: tuple[float, float]
+    trained_bytes: tuple[float, float]
+
+    def predict_bits_per_byte(
+        self,
+        *,
+        parameters: float,
+        tokens: float,
+        unique_tokens: float,
+        bytes_per_token: float,
+        xz_bits_per_byte: float,
+    ) -> PercentileInterval:
+        """Predict the loss at the end of a run whose learning rate falls to zero.
+
+        Args:
+            parameters: Parameters of the model.
+            tokens: Trained tokens.
+            unique_tokens: Tokens of one pass over the training text.
+            bytes_per_token: Bytes of a token.
+            xz_bits_per_byte: What xz -9 needs for a sample of the text.
+
+        Returns:
+            Bits per byte: P10, P50 and P90, wider outside of the fitted runs.
+        """
+        curve = compute_curve(self.shape, parameters, tokens, unique_tokens, bytes_per_token)
+        median = math.exp(self.level + self.slope * math.log(xz_bits_per_byte)) * curve
+        beyond = _measure_distance(parameters, self.parameters) + _measure_distance(
+            tokens * bytes_per_token, self.trained_bytes
+        )
+        return build_log_normal_interval(
+            median, math.hypot(self.spread, EXTRAPOLATION_SPREAD * beyond)
+        )
+
+
+def compute_curve(
+    shape: LadderShape,
+    parameters: float,
+    tokens: float,
+    unique_tokens: float,
+    bytes_per_token: float,
+) -> float:
+    """Return the loss of the ladder's text, in bits per byte.
+
+    Tokens count as bytes, so that vocabularies compare; repeated ones count for less.
+
+    Args:
+        shape: Constants of the ladder.
+        parameters: Parameters of the model.
+        tokens: Trained tokens.
+        unique_tokens: Tokens of one pass over the training text.
+        bytes_per_token: Bytes of a token.
+    """
+    worth = tokens
+    if tokens > unique_tokens:
+        worth = compute_effective_amount(tokens, unique_tokens, REPETITION_DECAY)
+    same = worth * bytes_per_token / shape.bytes_per_token
+    nats: float = shape.e + shape.a / parameters**shape.alpha + shape.b / same**shape.beta
+    return nats / math.log(2) / shape.bytes_per_token
+
+
+def _measure_distance(value: float, fitted: tuple[float, float]) -> float:
+    """Return by how many factors of e a value is outside of a range."""
+    low, high = fitted
+    return max(0.0, math.log(value / high), math.log(low / value))
+
+
+def fit_small_runs(runs: SmallRuns) -> SmallRunLaw:
+    """Fit the level of a text to what xz needs for it.
+
+    Args:
+        runs: The measurements.
+
+    Returns:
+        The law; its spread is the root mean square error of runs left out with their whole text.
+    """
+    columns_RC = np.array([[1.0, math.log(run.xz_bits_per_byte)] for run in runs.runs])
+    rests_R = np.array([_compute_rest(runs.ladder, run) for run in runs.runs])
+    level, slope = _fit_line(columns_RC, rests_R)
+    texts = np.array([run.text for run in runs.runs])
+    errors_R = np.empty_like(rests_R)
+    for text in set(texts):
+        left_out = texts == text
+        found = _fit_line(columns_RC[~left_out], rests_R[~left_out])
+        errors_R[left_out] = rests_R[left_out] - columns_RC[left_out] @ found
+    sizes = [float(run.parameters) for run in runs.runs]
+    amounts = [run.tokens * run.bytes_per_token for run in runs.runs]
+    return SmallRunLaw(
+        runs.ladder,
+        float(level),
+        float(slope),
+        float(np.sqrt(np.mean(errors_R**2))),
+        (min(sizes), max(sizes)),
+        (min(amounts), max(amounts)),
+    )
+
+
+def _compute_rest(shape: LadderShape, run: SmallRun) -> float:
+    curve = compute_curve(shape, run.parameters, run.tokens, run.unique_tokens, run.bytes_per_token)
+    return math.log(run.bits_per_byte / curve)
+
+
+def _fit_line(columns_RC: NDArray[np.float64], values_R: NDArray[np.float64]) -> Any:
+    return np.linalg.lstsq(columns_RC, values_R, rcond=None)[0]
+
+
+@cache
+def load_small_run_law() -> SmallRunLaw:
+    """Load the measurements that came with llmsys, and fit them.
+
+    Returns:
+        The law.
+    """
+    from llmsys.estimate.device_profile import read_profile_values
+
+    values, _ = read_profile_values(FILE)
+    return fit_small_runs(SmallRuns.model_validate(values))

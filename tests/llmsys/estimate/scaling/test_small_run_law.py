@@ -1,0 +1,91 @@
+"""The law of small runs: level and slope by least squares, an interval from texts left out."""
+
+import math
+
+import numpy as np
+import pytest
+
+from llmsys.estimate.scaling.small_run_law import (
+    LadderShape,
+    SmallRun,
+    SmallRuns,
+    compute_curve,
+    fit_small_runs,
+    load_small_run_law,
+)
+
+SHAPE = LadderShape(e=1.34, a=5220.0, alpha=0.884, b=20.6, beta=0.142, bytes_per_token=2.945)
+
+
+def make_run(text: str, xz: float, factor: float, tokens: int = 500_000) -> SmallRun:
+    curve = compute_curve(SHAPE, 1e6, tokens, 1e9, 3.0)
+    return SmallRun(
+        text=text,
+        parameters=1_000_000,
+        tokens=tokens,
+        unique_tokens=10**9,
+        bytes_per_token=3.0,
+        xz_bits_per_byte=xz,
+        bits_per_byte=curve * factor,
+    )
+
+
+def build_runs(*runs: SmallRun) -> SmallRuns:
+    return SmallRuns(format_version=1, measured="made up", ladder=SHAPE, runs=runs)
+
+
+def test_the_fit_is_that_of_a_line_through_logarithms() -> None:
+    points = {"a": (2.0, 0.80), "b": (2.5, 0.95), "c": (3.0, 1.12), "d": (3.5, 1.2)}
+    law = fit_small_runs(build_runs(*(make_run(name, *one) for name, one in points.items())))
+    x, y = np.log(np.array([*points.values()])).T
+    slope, level = np.polyfit(x, y, 1)
+    assert law.slope == pytest.approx(slope)
+    assert law.level == pytest.approx(level)
+    errors = [
+        y[i] - np.polyval(np.polyfit(np.delete(x, i), np.delete(y, i), 1), x[i]) for i in range(4)
+    ]
+    assert law.spread == pytest.approx(np.sqrt(np.mean(np.square(errors))))
+
+
+def test_a_text_is_left_out_with_all_of_its_runs() -> None:
+    points = {"a": (2.0, 0.8), "b": (2.5, 1.0), "c": (3.0, 1.3), "d": (3.5, 1.2)}
+    once = fit_small_runs(build_runs(*(make_run(name, *one) for name, one in points.items())))
+    twice = fit_small_runs(
+        build_runs(*(make_run(name, *one) for name, one in points.items() for _ in range(2)))
+    )
+    assert twice.spread == pytest.approx(once.spread)
+
+
+def test_the_curve_is_that_of_the_ladder_in_bits_per_byte() -> None:
+    # 1.04M parameters and 524,288 tokens: 4.505 nats were measured
+    bits = compute_curve(SHAPE, 1.04e6, 524_288, 1e9, SHAPE.bytes_per_token)
+    assert bits * math.log(2) * SHAPE.bytes_per_token == pytest.approx(4.505, rel=0.015)
+
+
+def test_repeated_tokens_count_for_less_and_larger_tokens_for_more() -> None:
+    new = compute_curve(SHAPE, 1e6, 4e6, 4e6, 3.0)
+    assert compute_curve(SHAPE, 1e6, 4e6, 2e6, 3.0) > new
+    assert compute_curve(SHAPE, 1e6, 4e6, 2e6, 3.0) == pytest.approx(new, rel=0.01)
+    assert compute_curve(SHAPE, 1e6, 4e6, 1e9, 4.0) < new
+
+
+def test_the_interval_widens_outside_of_the_measured_runs() -> None:
+    law = load_small_run_law()
+
+    def predict(parameters: float, tokens: float) -> float:
+        found = law.predict_bits_per_byte(
+            parameters=parameters,
+            tokens=tokens,
+            unique_tokens=1e12,
+            bytes_per_token=3.0,
+            xz_bits_per_byte=2.5,
+        )
+        return found.p90 / found.p50
+
+    inside = predict(
+        math.sqrt(math.prod(law.parameters)), math.sqrt(math.prod(law.trained_bytes)) / 3
+    )
+    assert inside == pytest.approx(math.exp(1.2815515655 * law.spread))
+    assert predict(1e8, law.trained_bytes[1] / 3) > inside
+    assert predict(law.parameters[1], 1e9) > inside
+    assert predict(law.parameters[0] / 10, law.trained_bytes[0] / 3) > inside

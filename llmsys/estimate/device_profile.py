@@ -278,6 +278,7 @@ def _format_unknown_device(name: str) -> str:
     word = name.lower().replace("_", "-")
     # 4090 is rtx-4090
     begun = [one for one in known if one.startswith(word) or one.endswith(f"-{word}")]
+    begun = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.8)
     # h1000 is nearer to h100-sxm than to v100
     begun = begun or [one for one in known if word.startswith(one.partition("-")[0])]
     close = begun or difflib.get_close_matches(word, known, n=1)

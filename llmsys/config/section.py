@@ -19,7 +19,7 @@ Invariants:
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -132,6 +132,8 @@ class Section(BaseModel):
     model_config = ConfigDict(
         defer_build=True, frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
+    # Whole numbers that a user gives fit 64 bits.
+    has_size_limit: ClassVar[bool] = True
 
     @model_validator(mode="before")
     @classmethod
@@ -142,7 +144,15 @@ class Section(BaseModel):
         return values
 
 
-def _find_odd_numbers(section: "SectionType", values: dict[str, Any]) -> Iterator[Violation]:
+class ResultSection(Section):
+    """One mapping of a result. Its numbers are computed, such as the FLOPs of a run, and may have
+    more than 64 bits.
+    """
+
+    has_size_limit: ClassVar[bool] = False
+
+
+def _find_odd_numbers(section: type[Section], values: dict[str, Any]) -> Iterator[Violation]:
     for name, value in values.items():
         if type(value) is not bool and not (type(value) is int and abs(value) >= _TOO_LARGE):
             continue
@@ -154,7 +164,7 @@ def _find_odd_numbers(section: "SectionType", values: dict[str, Any]) -> Iterato
             yield Violation(
                 name, f"{value} is not a number. Use digits, such as 8 or 0.5. {field.description}"
             )
-        elif type(value) is int and int in types_of_field:
+        elif type(value) is int and int in types_of_field and section.has_size_limit:
             yield Violation(
                 name,
                 f"{value} is too large for a whole number: the maximum has 18 digits. Use less.",

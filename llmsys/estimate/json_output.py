@@ -13,14 +13,14 @@ from typing import Any
 
 from pydantic import Field
 
-from llmsys.config.section import Section
+from llmsys.config.section import ResultSection
 from llmsys.estimate.model_tensors import ParameterCounts
 from llmsys.estimate.percentile_interval import PercentileInterval
 from llmsys.estimate.serving_output import FinetuneOutput
 from llmsys.estimate.software_profile import PrecisionChoice
 
 
-class TensorCount(Section):
+class TensorCount(ResultSection):
     """One parameter tensor, or the same tensor of several blocks."""
 
     name: str = Field(description="Its name in a checkpoint; `{i}` is the number of a block.")
@@ -30,7 +30,7 @@ class TensorCount(Section):
     count: int = Field(description="Parameters of all copies.")
 
 
-class CountedBatch(Section):
+class CountedBatch(ResultSection):
     """The batch of one step."""
 
     sequence_length: int = Field(
@@ -49,7 +49,7 @@ class BatchSize(CountedBatch):
     )
 
 
-class ConventionFlops(Section):
+class ConventionFlops(ResultSection):
     """FLOPs of a step in one convention."""
 
     forward: int = Field(description="Of a forward pass of the batch.")
@@ -70,7 +70,7 @@ class StepFlops(ConventionFlops):
     )
 
 
-class MemoryInstant(Section):
+class MemoryInstant(ResultSection):
     """One instant of a step."""
 
     name: str = Field(description="Words for it.")
@@ -78,7 +78,7 @@ class MemoryInstant(Section):
     items: dict[str, int] = Field(description="The same by category.")
 
 
-class StepMemory(Section):
+class StepMemory(ResultSection):
     """Memory of one rank over one step."""
 
     peak_bytes: int = Field(description="Most bytes of an instant.")
@@ -101,7 +101,7 @@ class RankMemory(StepMemory):
     )
 
 
-class RunSize(Section):
+class RunSize(ResultSection):
     """The whole run."""
 
     tokens: int = Field(description="Tokens of all steps.")
@@ -110,7 +110,7 @@ class RunSize(Section):
     tokens_per_parameter: float = Field(description="Per parameter that a token uses.")
 
 
-class Utilisation(Section):
+class Utilisation(ResultSection):
     """Share of the device's peak in a step."""
 
     model_causal: float = Field(description="Model FLOPs with exact causal attention.")
@@ -118,7 +118,7 @@ class Utilisation(Section):
     hardware: float = Field(description="With what is computed again.")
 
 
-class RunTime(Section):
+class RunTime(ResultSection):
     """Hours of the whole run."""
 
     hours: PercentileInterval = Field(description="Hours from the first step to the last.")
@@ -130,7 +130,7 @@ class RunTime(Section):
     failures_per_day: float = Field(description="Expected interruptions.")
 
 
-class StepSeconds(Section):
+class StepSeconds(ResultSection):
     """Seconds of a step, and what they are spent on."""
 
     step_seconds: PercentileInterval = Field(description="Seconds of a step.")
@@ -149,7 +149,7 @@ class StepPrice(StepSeconds):
     run: RunTime | None = Field(description="The whole run; null without a token budget.")
 
 
-class RunMoney(Section):
+class RunMoney(ResultSection):
     """Money of the whole run."""
 
     currency: str = Field(description="Currency of the cluster file.")
@@ -158,7 +158,7 @@ class RunMoney(Section):
     assumptions: dict[str, float] = Field(description="Prices and failure rates that it rests on.")
 
 
-class RunEnergy(Section):
+class RunEnergy(ResultSection):
     """Energy of the whole run."""
 
     kwh: PercentileInterval = Field(description="Kilowatt-hours of the site.")
@@ -168,7 +168,7 @@ class RunEnergy(Section):
     assumptions: dict[str, float] = Field(description="Shares and efficiency that it rests on.")
 
 
-class EstimateOutput(Section):
+class EstimateOutput(ResultSection):
     """`llmsys estimate CONFIG --json`."""
 
     parameters: ParameterCounts = Field(description="Exact counts.")

@@ -22,7 +22,7 @@ from llmsys.config.feed_forward import iter_feed_forward_parameters
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import Input, ParameterTensor
 from llmsys.config.python_blocks import PythonAttentionConfig, PythonFeedForwardConfig
-from llmsys.config.section import Section
+from llmsys.config.section import ResultSection
 from llmsys.estimate.python_blocks import iter_measured_parameters
 
 Rows = Iterator[ParameterTensor]
@@ -194,7 +194,7 @@ def _iter_prediction_tensors(model: ModelConfig) -> Rows:
 EMBEDDING_COMPONENTS = frozenset({"embedding", "positions", "head", "head_bias"})
 
 
-class ActiveParameters(Section):
+class ActiveParameters(ResultSection):
     """Parameters that one token uses, in the three usual conventions.
 
     `all` counts everything but the routed experts not chosen (Mixtral's 12.9B).
@@ -209,7 +209,7 @@ class ActiveParameters(Section):
     without_embeddings: int = Field(description="Without that table and the head.")
 
 
-class TextbookRule(Section):
+class TextbookRule(ResultSection):
     """A usual formula for the non-embedding parameters, and its error for this model."""
 
     rule: str = Field(description="The formula.")
@@ -217,7 +217,7 @@ class TextbookRule(Section):
     error: float = Field(description="Relative to the exact count; negative: too low.")
 
 
-class ComponentCounts(Section):
+class ComponentCounts(ResultSection):
     """Exact counts of parameters."""
 
     total: int = Field(description="Parameters, tied ones once.")

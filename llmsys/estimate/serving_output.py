@@ -7,12 +7,12 @@ Invariants:
 
 from pydantic import Field
 
-from llmsys.config.section import Section
+from llmsys.config.section import ResultSection
 from llmsys.config.serving import FinetuneConfig, ServingConfig
 from llmsys.estimate.percentile_interval import PercentileInterval
 
 
-class ServingRates(Section):
+class ServingRates(ResultSection):
     """Tokens of answers in a second."""
 
     one_request: float = Field(description="Of one request while it is answered.")
@@ -20,7 +20,7 @@ class ServingRates(Section):
     with_prompts: float = Field(description="Of all requests, with the time of their prompts.")
 
 
-class ServingMoney(Section):
+class ServingMoney(ResultSection):
     """Prices of served tokens."""
 
     currency: str = Field(description="Currency of the cluster file.")
@@ -30,7 +30,7 @@ class ServingMoney(Section):
     per_million_tokens: float = Field(description="Of both together.")
 
 
-class ServingOutput(Section):
+class ServingOutput(ResultSection):
     """`llmsys estimate CONFIG --serve LOAD --json` without a device."""
 
     load: ServingConfig = Field(description="The load.")
@@ -58,7 +58,7 @@ class TimedServingOutput(ServingOutput):
     money: ServingMoney = Field(description="Prices of served tokens.")
 
 
-class FinetuneFlops(Section):
+class FinetuneFlops(ResultSection):
     """Operations of a step."""
 
     forward: int = Field(description="Forward pass of the frozen weights.")
@@ -71,7 +71,7 @@ class FinetuneFlops(Section):
     share_of_full: float = Field(description="Over those of full training.")
 
 
-class FinetuneMemory(Section):
+class FinetuneMemory(ResultSection):
     """Memory of a rank."""
 
     state_bytes: dict[str, float] = Field(
@@ -81,7 +81,7 @@ class FinetuneMemory(Section):
     peak_instant: str = Field(description="Name of that instant.")
 
 
-class FinetuneOutput(Section):
+class FinetuneOutput(ResultSection):
     """`finetune` of `llmsys estimate CONFIG --finetune PART --json`."""
 
     settings: FinetuneConfig = Field(description="The part that is trained.")

@@ -4,7 +4,7 @@ not built.
 
 from pydantic import Field
 
-from llmsys.config.section import Section
+from llmsys.config.section import ResultSection
 from llmsys.estimate.json_output import ConventionFlops, CountedBatch, TensorCount
 from llmsys.estimate.model_tensors import ComponentCounts
 
@@ -22,7 +22,7 @@ class CountedStepFlops(CountedFlops):
     conventions: dict[str, CountedFlops] = Field(description="By convention: causal, full.")
 
 
-class CountedOutput(Section):
+class CountedOutput(ResultSection):
     """`llmsys estimate FOLDER --json` for a model type that llmsys counts and does not build."""
 
     model_type: str = Field(description="`model_type` of its config.json.")

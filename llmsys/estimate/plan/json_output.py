@@ -4,11 +4,11 @@ from typing import Any
 
 from pydantic import Field
 
-from llmsys.config.section import Section
+from llmsys.config.section import ResultSection
 from llmsys.estimate.percentile_interval import PercentileInterval
 
 
-class LayoutPrice(Section):
+class LayoutPrice(ResultSection):
     """Time and memory of a layout."""
 
     step_seconds: PercentileInterval = Field(description="Seconds of a step.")
@@ -30,14 +30,14 @@ class PricedLayout(LayoutPrice):
     largest: dict[str, int] = Field(description="The three largest items of that instant.")
 
 
-class RejectedLayout(Section):
+class RejectedLayout(ResultSection):
     """A neighbour of the best layout."""
 
     change: str = Field(description="What differs from the best.")
     reason: str = Field(description="illegal, memory or time, and by how much.")
 
 
-class PlannedRun(Section):
+class PlannedRun(ResultSection):
     """Hours and money in the fastest layout."""
 
     hours: PercentileInterval = Field(description="Hours of the run.")
@@ -53,7 +53,7 @@ class PlannedProgram(LayoutPrice):
     layout: str = Field(description="Axes in one line.")
 
 
-class PlanOutput(Section):
+class PlanOutput(ResultSection):
     """`llmsys plan CONFIG gpus=N device=NAME --json`."""
 
     device: str = Field(description="Name of the device profile.")
@@ -70,7 +70,7 @@ class PlanOutput(Section):
     page: str | None = Field(None, description="With --html: the file.")
 
 
-class LayoutCheckOutput(Section):
+class LayoutCheckOutput(ResultSection):
     """`llmsys plan CONFIG --check LAYOUT --json`."""
 
     legal: bool = Field(description="The layout breaks no rule.")

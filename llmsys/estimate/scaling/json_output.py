@@ -2,24 +2,24 @@
 
 from pydantic import Field
 
-from llmsys.config.section import Section
+from llmsys.config.section import ResultSection
 
 
-class Budget(Section):
+class Budget(ResultSection):
     """The compute that was asked for."""
 
     flops: float = Field(description="FLOPs.")
     assumptions: list[str] = Field(description="How other units became FLOPs.")
 
 
-class Extrapolation(Section):
+class Extrapolation(ResultSection):
     """Distance of a recommendation from the range that a law was fitted on."""
 
     times: float = Field(description="Factor beyond the nearest end of the range.")
     axis: str = Field(description="Parameters, tokens, FLOPs or experts.")
 
 
-class LawRow(Section):
+class LawRow(ResultSection):
     """The recommendation of one law."""
 
     law: str = Field(description="Its name.")
@@ -44,7 +44,7 @@ class LawRow(Section):
     remarks: list[str] = Field(description="What the law leaves out.")
 
 
-class Spread(Section):
+class Spread(ResultSection):
     """Smallest, median and largest recommendation."""
 
     low: float = Field(description="Smallest.")
@@ -52,7 +52,7 @@ class Spread(Section):
     high: float = Field(description="Largest.")
 
 
-class RateRow(Section):
+class RateRow(ResultSection):
     """Batch and learning rate of one law."""
 
     law: str = Field(description="Its name.")
@@ -64,7 +64,7 @@ class RateRow(Section):
     outside: Extrapolation | None = Field(description="null inside of the fitted range.")
 
 
-class ExpertRow(Section):
+class ExpertRow(ResultSection):
     """Gain of experts by Clark 2022."""
 
     law: str = Field(description="Kind of routing.")
@@ -74,7 +74,7 @@ class ExpertRow(Section):
     outside: float = Field(description="Factor beyond the fitted range; 1 inside.")
 
 
-class ScaleOutput(Section):
+class ScaleOutput(ResultSection):
     """`llmsys scale budget=… --json`."""
 
     budget: Budget = Field(description="The compute.")
@@ -87,7 +87,7 @@ class ScaleOutput(Section):
     page: str | None = Field(None, description="With --html: the file.")
 
 
-class FittedConstants(Section):
+class FittedConstants(ResultSection):
     """E + A / N^alpha + B / D^beta, in nats per token."""
 
     E: float = Field(description="Loss of infinite size and data.")
@@ -97,7 +97,7 @@ class FittedConstants(Section):
     beta: float = Field(description="Exponent of the data.")
 
 
-class FittedInterval(Section):
+class FittedInterval(ResultSection):
     """A recommendation, and 5 and 95 % of those of resampled runs."""
 
     best: float = Field(description="By the fitted law.")
@@ -105,7 +105,7 @@ class FittedInterval(Section):
     high: float = Field(description="One in twenty is above.")
 
 
-class FittedOptimum(Section):
+class FittedOptimum(ResultSection):
     """The recommendation for a budget."""
 
     flops: float = Field(description="The budget.")
@@ -115,7 +115,7 @@ class FittedOptimum(Section):
     times_beyond: float = Field(description="Budget over that of the largest run; 1 inside.")
 
 
-class FitOutput(Section):
+class FitOutput(ResultSection):
     """`llmsys scale fit RUN RUN… --json`."""
 
     law: FittedConstants = Field(description="The fitted constants.")

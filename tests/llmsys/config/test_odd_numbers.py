@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from llmsys.config.batch import BatchConfig
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.train import TrackingConfig
+from llmsys.estimate.json_output import RunSize
 
 
 def test_true_is_no_number_and_a_switch_stays_one() -> None:
@@ -19,3 +20,8 @@ def test_true_is_no_number_and_a_switch_stays_one() -> None:
 def test_a_number_beyond_64_bits_is_refused() -> None:
     with pytest.raises(ValidationError, match="the maximum has 18 digits"):
         BatchConfig.model_validate({"sequences": 2**63})
+
+
+def test_computed_numbers_have_as_many_bits_as_they_need() -> None:
+    size = RunSize(tokens=1, steps=1, flops=2**73, tokens_per_parameter=1.0)
+    assert size.flops == 2**73

@@ -152,12 +152,12 @@ def test_a_wrong_profile_is_rejected_with_its_line(text: str, message: str, tmp_
             "a document is longer than the 200000 tokens of the run",
         ),
         (
-            ("hidden_size=99999999999999999999",),
-            "99999999999999999999 is too large for a size that is divided",
+            ("hidden_size=999999999999999999",),
+            "999999999999999999 is too large for a size that is divided",
         ),
         (
-            ("vocab_size=99999999999999999999",),
-            "99999999999999999999 is too large: the maximum is 1e+12. Use 1e+12",
+            ("vocab_size=999999999999999999",),
+            "999999999999999999 is too large: the maximum is 1e+12. Use 1e+12",
         ),
         (
             ("train.tokens=1e30",),

@@ -124,6 +124,10 @@ def require_initial_weights(config: RunConfig) -> None:
     source = config.train.init_from
     if source is None or find_folder_url(source) is not None:
         return
+    # A run that has begun reads its own checkpoint, and may outlive what it began with.
+    is_remote = find_folder_url(config.run.folder) is not None
+    if is_remote or list_checkpoints(config.run.folder / "checkpoints"):
+        return
     folder = find_run_of_checkpoint(source)
     if list_checkpoints(folder / "checkpoints") or (source / RECORD).is_file():
         return

@@ -241,7 +241,12 @@ def _keep_originals(kept: Path, source: Path, reading: HuggingFaceImport) -> Non
         "names": reading.match.names,
         "copies": reading.match.copies,
         "files": {name: one.file for name, one in stored.items()},
-        "dtypes": {name: str(one.dtype).removeprefix("torch.") for name, one in stored.items()},
+        # Buffers that no model of ours has, such as masks, may be of other types.
+        "dtypes": {
+            name: str(one.dtype).removeprefix("torch.")
+            for name, one in stored.items()
+            if one.dtype in WIDE
+        },
         "index": (source / INDEX).read_bytes().decode() if (source / INDEX).is_file() else None,
     }
     if reading.files.is_quantized:

@@ -288,7 +288,7 @@ def test_a_dry_run_is_offered_with_a_command_for_the_accelerators_that_are_there
     assert not list(check_dry_run("c.yaml", [], hosts, {"a": told(), "b": told()}, DryRunWish()))
     [refused] = check_dry_run("c.yaml", [], hosts, {"a": told(GPU)}, WANTED)
     assert "the hosts have H100, and no device profile is known by that name" in refused.finding
-    assert refused.remedy.startswith("Give device=NAME or device=FILE; names: a100-40gb,")
+    assert refused.remedy.startswith("Give device=NAME or device=FILE; names: a10, a100-40gb,")
     uneven = [Host("a", 8), Host("b", 4)]
     assert not list(check_dry_run("c.yaml", [], uneven, facts, DryRunWish()))
     [refused] = check_dry_run("c.yaml", [], uneven, facts, WANTED)

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (["run.folder=a", "train.init_from=none"], "train.init_from=none: none does not exist"),
     (["run.folder=a", "train.init_from=prepared"], "prepared has no checkpoint"),
     (["run.folder=a", "train.init_from=model"], "is a Hugging Face folder, not a run"),
-    (["run.folder=a", "flops.device=h1000"], "Did you mean h100-sxm"),
+    (["run.folder=a", "flops.device=h1000"], "Did you mean h100-pcie or h100-sxm"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(
     overrides: list[str], says: str, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -205,4 +205,4 @@ def test_masks_are_learnt_and_a_classifier_starts_from_them(tmp_path: Path) -> N
     nowhere = run_llmsys(
         "train", tuned, "train.init_from=nowhere", f"run.folder={tmp_path / 'y'}", check=False
     )
-    assert "train.init_from=nowhere is neither a checkpoint nor a run folder" in nowhere.stderr
+    assert "train.init_from=nowhere: nowhere does not exist" in nowhere.stderr

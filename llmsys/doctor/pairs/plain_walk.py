@@ -23,11 +23,6 @@ from llmsys.train.precision import DTYPES
 # The run rounds, and so does the plain process.
 COMPUTATIONS = 2
 
-# Which of two nearly equal experts a token takes, and how two nearly equal eigenvalues are sorted,
-# is decided by errors of 16 bits in a few of a hundred samples, and moves a tensor at once by a
-# quarter of itself. A sample is drawn only for a number that the earlier ones do not explain.
-SAMPLES_OF_16_BITS = 16
-
 
 class PlainWalk:
     """A plain process that takes the actions of a run, one after another.
@@ -185,7 +180,7 @@ def _take_numbers(walk: PlainWalk, entry: Entry, errors: Errors) -> Numbers:
 
 def _iter_errors(config: RunConfig) -> Iterator[Errors]:
     dtype = DTYPES[config.train.resolved_precision]
-    for sample in range(SAMPLES if dtype == torch.float32 else SAMPLES_OF_16_BITS):
+    for sample in range(SAMPLES):
         yield _wrap_errors(RoundingErrors(dtype, sample))
 
 

@@ -154,11 +154,3 @@ def test_only_moments_are_rounded_and_squares_stay_positive() -> None:
     exact = AdamWConfig.model_validate({"kind": "adamw"})
     round_moments(tensors, exact, torch.Generator().manual_seed(1))
     assert all(torch.equal(value, build_tensors()[name]) for name, value in tensors.items())
-
-
-@pytest.mark.parametrize(("precision", "samples"), [("fp32", 3), ("fp16", 16)])
-def test_errors_of_16_bits_are_sampled_more_often(root: Path, precision: str, samples: int) -> None:
-    walk = PlainWalk(build_phases(root, precision=precision))
-    before = walk.plain.copy_state()
-    walk.take_action(TRAINED[0])
-    assert len(list(iter_step_rounding(walk, TRAINED[0], before))) == samples

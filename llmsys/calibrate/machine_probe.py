@@ -4,8 +4,8 @@ A CPU is measured as `llmsys calibrate` measures it, in fewer and smaller pieces
 training step of a small model, which fits the residual of the profile. An accelerator has the
 profile of its driver's name.
 
-Reads and writes one file for each machine in the user's cache folder ($XDG_CACHE_HOME or
-~/.cache, llmsys/machine-….yaml).
+Reads and writes one file for each machine in the cache folder ($LLMSYS_CACHE or
+~/.cache/llmsys, machine-….yaml).
 
 Invariants:
 - A cached probe is used for the same processor, cores, threads, torch and format alone, and for
@@ -38,6 +38,7 @@ from llmsys.estimate.step_time import estimate_step_time
 from llmsys.log import get_logger
 from llmsys.parallel.process_group import get_local_device, init_process_group
 from llmsys.storage.atomic_write import write_bytes_atomically
+from llmsys.storage.paths import get_cache_folder
 from llmsys.train.precision import find_bf16_support
 
 log = get_logger(__name__)
@@ -121,9 +122,8 @@ def get_cache_file() -> Path:
     Returns:
         A path whose name holds the fingerprint of the machine.
     """
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = sha256(describe_machine().encode()).hexdigest()[:16]
-    return root / "llmsys" / f"machine-{digest}.yaml"
+    return get_cache_folder() / f"machine-{digest}.yaml"
 
 
 def describe_machine() -> str:

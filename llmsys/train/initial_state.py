@@ -162,7 +162,6 @@ def _move_aside(folder: Path) -> Path | None:
     return aside
 
 
-# Next step for a difference, by the prefix of its key.
 def find_resume_point(config: RunConfig) -> Path | None:
     """Find the newest complete checkpoint of a run, or None for a start at step 0. Collective.
 

@@ -3,6 +3,7 @@
 Imports no torch, so that a difference is said before ranks start.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ log = get_logger(__name__)
 # What a record has of the data: known when they are open.
 DATA_IDENTITY = ("data_fingerprint", "tokenizer_fingerprint", "data")
 
+# Next step for a difference, by the prefix of its key.
 ADVICE = {
     "data": (
         "The data differ: set data.folder to the original dataset, or prepare it again with "
@@ -68,11 +70,7 @@ def find_comparable_settings(
     if recorded is not None:
         config = config.resolve_precision(recorded)
     left_out = {*DATA_IDENTITY, "bitwise"}
-    now = config.trajectory_settings
-    return (
-        {key: value for key, value in saved.items() if key not in left_out},
-        {key: value for key, value in now.items() if key not in left_out},
-    )
+    return _leave_out(saved, left_out), _leave_out(config.trajectory_settings, left_out)
 
 
 def drop_reproducibility_mode(
@@ -93,7 +91,11 @@ def drop_reproducibility_mode(
         return saved, now
     modes = ["fast" if "bitwise" not in one else "bitwise" for one in (saved, now)]
     log.info("until now in %s mode, from now on in %s mode", *modes)
-    return tuple({k: v for k, v in one.items() if k != "bitwise"} for one in (saved, now))  # type: ignore[return-value]
+    return _leave_out(saved, {"bitwise"}), _leave_out(now, {"bitwise"})
+
+
+def _leave_out(settings: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in keys}
 
 
 def list_changes(saved: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:

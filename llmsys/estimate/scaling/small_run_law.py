@@ -18,10 +18,9 @@ from pydantic import Field
 from llmsys.config.section import Section
 from llmsys.estimate.percentile_interval import PercentileInterval, build_log_normal_interval
 from llmsys.estimate.scaling.chinchilla import compute_effective_amount
+from llmsys.estimate.scaling.published_laws import MUENNIGHOFF
 
 FILE = Path(__file__).with_name("small_runs.yaml")
-# Muennighoff 2023: repetitions after which a repeated token is worth 1/e of a new one.
-REPETITION_DECAY = 15.387756
 # Outside of the fitted range: widening of the logarithm's deviation per factor of e.
 EXTRAPOLATION_SPREAD = 0.03
 
@@ -120,7 +119,7 @@ def compute_curve(
     """
     worth = tokens
     if tokens > unique_tokens:
-        worth = compute_effective_amount(tokens, unique_tokens, REPETITION_DECAY)
+        worth = compute_effective_amount(tokens, unique_tokens, MUENNIGHOFF.token_decay)
     same = worth * bytes_per_token / shape.bytes_per_token
     nats: float = shape.e + shape.a / parameters**shape.alpha + shape.b / same**shape.beta
     return nats / math.log(2) / shape.bytes_per_token

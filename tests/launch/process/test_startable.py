@@ -6,7 +6,7 @@ import pytest
 
 from llmsys.config.loading.load import load_run_config
 from llmsys.errors import LlmsysError
-from llmsys.launch.process.run_requirements import require_startable
+from llmsys.launch.process.run_requirements import require_initial_weights, require_startable
 from tests.helpers.mistaken_folders import build_finished_run
 from tests.helpers.paths import CONFIGS
 
@@ -51,3 +51,10 @@ def test_the_same_run_and_a_new_one_may_start(
     monkeypatch.chdir(folder)
     for overrides in ([], ["run.folder=new/run"], ["train.precision=auto"]):
         require_startable(load_run_config("finished.yaml", overrides), ["finished.yaml"])
+
+
+def test_a_run_that_has_begun_may_outlive_what_it_began_with(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    require_initial_weights(load_run_config("finished.yaml", ["train.init_from=none"]))

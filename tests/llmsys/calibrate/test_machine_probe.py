@@ -47,7 +47,7 @@ MEASURED = DeviceProfile(
 @pytest.fixture(autouse=True)
 def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose kernels are `MEASURED` and whose step takes half a second."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LLMSYS_CACHE", str(tmp_path))
     monkeypatch.setattr(machine_probe, "calibrate_device", lambda *_: MEASURED)
     monkeypatch.setattr(machine_probe, "measure_fastest_rate", lambda *_: StepRate(0.5, 0.01, 9))
 
@@ -80,7 +80,6 @@ def test_a_probe_is_kept_until_it_is_old_or_of_another_machine(
 
 
 def test_a_file_that_is_no_probe_is_measured_again() -> None:
-    get_cache_file().parent.mkdir()
     get_cache_file().write_text("name: [")
     assert get_machine_profile().sources["machine"] == machine_probe.describe_machine()
     assert load_device_profile(str(get_cache_file())).residual["dense"].runs

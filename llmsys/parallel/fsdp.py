@@ -120,7 +120,12 @@ class FsdpModel:
                 if reshard != "after_forward":
                     module.set_reshard_after_forward(False, recurse=False)
         self._keeps_weights = reshard == "after_step"
-        self._replicated = meshes.layout.replicate > 1
+        # A reversible block runs twice, once for each of its branches, and reduces the gradients of
+        # each branch by themselves. FSDP2 adds what waits for the replicas by its place in a flat
+        # tensor: those of the attention would be added to those of the feed-forward.
+        self._reduces_over_replicas_once = (
+            meshes.layout.replicate > 1 and not model.config.residual.is_reversible
+        )
         self._whole = gradients == "whole"
         if meshes.expert is not None:
             configure_prefetch(model)
@@ -139,7 +144,7 @@ class FsdpModel:
         another `reduce_dtype`.
 
         Sharded gradients are reduced over shards after every backward, and between replicas once
-        per step. Whole gradients accumulate unsharded, four bytes per parameter of this rank's
+        per step; those of reversible blocks after every backward, too. Whole gradients accumulate unsharded, four bytes per parameter of this rank's
         experts and of all else, and are reduced once per step. A unit reduces in a backward that
         gives it gradients and in no other, so only the last one of its own stage will do.
         """
@@ -148,7 +153,7 @@ class FsdpModel:
                 unit.set_reshard_after_backward(last, recurse=False)
             if self._whole:
                 unit.set_requires_gradient_sync(last, recurse=False)
-            elif self._replicated:
+            elif self._reduces_over_replicas_once:
                 unit.set_requires_all_reduce(last, recurse=False)
         return contextlib.nullcontext()
 

@@ -28,7 +28,7 @@ class Bands:
         loss: of a loss.
         norm: of the gradient norm.
         moments: of a tensor of the optimizer's state, by its length.
-        rotated: of second moments in the basis that SOAP computes; 0: as other moments.
+        rotated: of second moments in a basis that SOAP computed otherwise; 0: as other moments.
         weights: of a parameter or an average, by its length.
         buffers: absolute, of balancing biases and shares of experts.
         small: a tensor shorter than this share of the longest of its kind is mostly rounding, and
@@ -62,10 +62,9 @@ BF16_MOMENTS = Bands(1e-5, 1e-5, 2**-7, 2**-8, 1e-6)
 # of the largest are 2 / 127 and 4 / 255 apart, and smaller elements are off by more of themselves.
 INT8_MOMENTS = Bands(1e-5, 1e-5, 2**-4, 2**-5, 1e-6)
 
-# Two bases of one matrix in float32, each of a QR step, are apart by its rounding over the distance
-# of neighbouring eigenvalues: a tenth of a percent of a few columns. Squares in a column are apart
-# by twice the angle; the step itself, turned back, by the angle times what the columns differ.
-SOAP_WEIGHTS, SOAP_SQUARES = 1e-4, 2e-2
+# A step of SOAP is turned back from the basis of the step before, by two products of matrices in
+# float32 each way.
+SOAP_WEIGHTS = 1e-4
 # Over eleven steps bases go apart as far as neighbouring eigenvalues let them, and weights,
 # gradients and losses with them: planted errors move a first moment by a third of itself.
 SOAP_UNCORRECTED = Bands(1e-3, 1e-2, 3e-2, 3e-2, 1e-6, rotated=0.2, widest=0.5)
@@ -135,7 +134,7 @@ def select_bands(config: RunConfig, *, is_corrected: bool = True) -> Bands:
         # In 16 bits each step begins with the state of the run.
         bands = UNCORRECTED.get(bands, bands)
     if config.optimizer.kind == "soap":
-        bands = replace(bands, weights=max(bands.weights, SOAP_WEIGHTS), rotated=SOAP_SQUARES)
+        bands = replace(bands, weights=max(bands.weights, SOAP_WEIGHTS))
         if not is_corrected and config.train.precision == "fp32":
             bands = SOAP_UNCORRECTED
     return bands

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.engine import TorchEngineConfig
+from llmsys.config.matrix_optimizers import SoapConfig
 from llmsys.config.moe import AuxiliaryLossConfig, BiasBalancingConfig, NoBalancingConfig
 from llmsys.config.objective import NextSentenceConfig
 from llmsys.config.optimizer import MuonConfig, ScheduleFreeConfig
@@ -166,7 +167,8 @@ class PlainProcess:
             found: moments of the run after the step. Weights then move by the gradient that these
                 contain, while moments are those of the plain gradient: an optimizer that divides a
                 gradient by its own size turns one that is zero but for rounding into a whole step.
-            errors: returns the context of the forward and backward passes.
+            errors: returns the context of the forward and backward passes, and of the gradient
+                that the moments of the run contain.
         """
         rows = list(self._iter_rows(step - 1))
         self.watch.balance_factor = interpolate_points(
@@ -185,7 +187,7 @@ class PlainProcess:
             limit = self.config.optimizer.max_grad_norm
             factor = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
             clipped = {name: gradient.double() * factor for name, gradient in gradients.items()}
-            self._update_weights(step, clipped, found or {})
+            self._update_weights(step, clipped, found or {}, errors)
         if self.query_clip is not None:
             self.query_clip.clip(self.state.tensors, PARAMETER, is_applied=is_applied)
             self._load_weights(PARAMETER)
@@ -248,7 +250,11 @@ class PlainProcess:
         return total
 
     def _update_weights(
-        self, step: int, gradients: dict[str, Tensor], found: Mapping[str, Tensor]
+        self,
+        step: int,
+        gradients: dict[str, Tensor],
+        found: Mapping[str, Tensor],
+        errors: Errors,
     ) -> None:
         config, tensors = self.config.optimizer, self.state.tensors
         self.state.updates += 1
@@ -276,8 +282,15 @@ class PlainProcess:
                 if (key := f"{moment}/{name}") in found
             }
             contained = one.find_contained_gradient(name, now, gradient, moments, theirs)
-            tensors[PARAMETER + name] = one.compute_weight(name, now, contained, dict(moments))
+            with errors():
+                contained = contained * 1.0
+            of_contained = dict(moments)
+            tensors[PARAMETER + name] = one.compute_weight(name, now, contained, of_contained)
             one.compute_weight(name, now, gradient, moments)
+            if isinstance(config, SoapConfig):
+                # It is sorted by eigenvalues, of which two that are nearly equal change places by
+                # the rounding of a gradient. The other moments are those of the plain gradient.
+                moments["second_moment"] = of_contained["second_moment"]
             tensors |= {f"{moment}/{name}": value for moment, value in moments.items()}
         self._load_weights(PARAMETER)
 

@@ -2,17 +2,21 @@
 measuring changes nothing.
 """
 
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 
+from llmsys.config.matrix_optimizers import SoapConfig
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.doctor.pairs.cases import Limits, build_default_assignment, build_parts
 from llmsys.doctor.pairs.check import write_datasets
 from llmsys.doctor.pairs.comparison import LOSS, NORM, Rounding
 from llmsys.doctor.pairs.events import Action, Entry
 from llmsys.doctor.pairs.phase import Phase
+from llmsys.doctor.pairs.plain_optimizers import PlainStep, list_moment_names
 from llmsys.doctor.pairs.plain_walk import (
     PlainWalk,
     iter_step_rounding,
@@ -21,6 +25,7 @@ from llmsys.doctor.pairs.plain_walk import (
     measure_walk_rounding,
     round_moments,
 )
+from llmsys.doctor.rounding import SAMPLES
 
 TRAINED = [Entry(Action("train", step)) for step in (1, 2, 3)]
 
@@ -44,7 +49,7 @@ def measure_after(root: Path, steps: int, **labels: str) -> tuple[PlainWalk, Rou
         walk.take_action(entry)
     before = walk.plain.copy_state()
     walk.take_action(TRAINED[steps - 1])
-    [*_, rounding] = iter_step_rounding(walk, TRAINED[steps - 1], before)
+    [*_, rounding] = islice(iter_step_rounding(walk, TRAINED[steps - 1], before), SAMPLES)
     return walk, rounding
 
 
@@ -79,6 +84,52 @@ def test_rounding_of_a_step_is_that_of_this_step_alone(root: Path) -> None:
     # Errors of three steps are in the weights, and those of the first in all that follows.
     assert together[0] < together[1] < together[2]
     assert together[2] > 1.2 * alone
+
+
+@pytest.mark.parametrize(("precision", "samples"), [("fp32", 3), ("bf16", 16)])
+def test_more_samples_are_drawn_where_tokens_choose_other_experts(
+    root: Path, precision: str, samples: int
+) -> None:
+    walk = PlainWalk(build_phases(root, precision=precision))
+    before = walk.plain.copy_state()
+    walk.take_action(TRAINED[0])
+    drawn = [float(rounding[LOSS]) for rounding in iter_step_rounding(walk, TRAINED[0], before)]
+    assert len(drawn) == samples
+
+
+def test_soap_sorts_by_the_gradient_that_the_run_has_seen(root: Path) -> None:
+    """Two eigenvalues that are nearly equal change places where a gradient is rounded."""
+    name = "blocks.0.attention.o_proj.weight"
+    walk = PlainWalk(build_phases(root, optimizer="soap"))
+    config = walk.config.optimizer
+    assert isinstance(config, SoapConfig)
+    for entry in TRAINED[:2]:
+        walk.take_action(entry)
+    before = walk.plain.copy_state()
+    kinds = list_moment_names(config, name, walk.plain.parameters[name].shape)
+    moments = {kind: before.tensors[f"{kind}/{name}"].double() for kind in kinds}
+
+    walk.take_action(TRAINED[2])
+    plain = dict(walk.plain.state.tensors)
+    beta = config.betas[0]
+    gradient = (plain[f"first_moment/{name}"] - beta * moments["first_moment"]) / (1 - beta)
+    noise = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(1))
+    seen = gradient + 0.3 * gradient.norm() / noise.norm() * noise.double()
+    # Its columns are in another order.
+    expected = dict(moments)
+    PlainStep(config, 3, 0.01, 0.0, 0.0).compute_weight(
+        name, before.tensors[f"parameter/{name}"], seen, expected
+    )
+
+    walk.plain.load_state(before)
+    walk.take_action(replace(TRAINED[2], tensors={f"first_moment/{name}": expected["first_moment"]}))
+    found = walk.plain.state.tensors
+    squares = found[f"second_moment/{name}"]
+    torch.testing.assert_close(squares, expected["second_moment"])
+    assert float((squares - plain[f"second_moment/{name}"]).norm()) > 0.1 * float(squares.norm())
+    # All else is that of the plain gradient, so that a wrong one is found.
+    for kind in ("first_moment", "left_moment", "right_moment"):
+        torch.testing.assert_close(found[f"{kind}/{name}"], plain[f"{kind}/{name}"])
 
 
 def test_nothing_is_planted_in_what_is_no_model(root: Path) -> None:

@@ -43,6 +43,10 @@ GRACE_SECONDS = 1.0
 # Lines of a crash that are shown.
 CRASH_LINES = 40
 
+# Held around everything that may read the status of a process: multiprocessing polls all of them as
+# it starts another one, and of two threads that read one status the second finds 255.
+_STATUSES = threading.Lock()
+
 
 @dataclass(frozen=True)
 class CaseResult:
@@ -277,26 +281,31 @@ class CaseRunner:
         seconds: float | None = PHASE_SECONDS,
     ) -> str:
         for process in processes:
-            process.start()
+            with _STATUSES:
+                process.start()
         deadline = math.inf if seconds is None else time.monotonic() + seconds
+        sentinels = [process.sentinel for process in processes]
         try:
-            while running := [process for process in processes if process.exitcode is None]:
+            while running := [
+                sentinel
+                for sentinel, status in zip(sentinels, _read_statuses(processes), strict=True)
+                if status is None
+            ]:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                wait_for(
-                    [process.sentinel for process in running], None if left == math.inf else left
-                )
-                if any(process.exitcode not in (None, 0) for process in processes):
+                wait_for(running, None if left == math.inf else left)
+                if any(status not in (None, 0) for status in _read_statuses(processes)):
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         finally:
-            late = [rank for rank, process in enumerate(processes) if process.exitcode is None]
-            for process in processes:
-                if process.pid is not None and process.exitcode is None:
+            late = [rank for rank, status in enumerate(_read_statuses(processes)) if status is None]
+            for rank in late:
+                pid = processes[rank].pid
+                if pid is not None:
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(process.pid, signal.SIGKILL)
-                process.join()
-        statuses = [process.exitcode for process in processes]
+                        os.kill(pid, signal.SIGKILL)
+                wait_for([sentinels[rank]])
+        statuses = _read_statuses(processes)
         for rank, status in enumerate(statuses):
             # Its peers end with errors about their connections to it.
             if status is not None and status < 0 and rank not in late:
@@ -307,6 +316,12 @@ class CaseRunner:
         if late:
             return f"rank {late[0]} did not end within {PHASE_SECONDS:.0f} s"
         return "" if not any(statuses) else f"ranks ended with statuses {statuses}"
+
+
+def _read_statuses(processes: Sequence[BaseProcess]) -> list[int | None]:
+    """Return the status of each process, None while it runs."""
+    with _STATUSES:
+        return [process.exitcode for process in processes]
 
 
 def _describe_crash(rank: int, number: int, output: Path) -> str:

@@ -1,7 +1,12 @@
 """A case, its comparison with the plain process, and the shrinking of one that fails."""
 
+import multiprocessing
 import os
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +153,37 @@ def test_a_run_that_does_another_thing_is_a_difference() -> None:
         [Action("train", 1), Action("save", 1)], [Action("train", 1), Action("train", 2)]
     )
     assert str(found).startswith("save step 1: the action; train step 2 was expected")
+
+
+def test_no_two_threads_read_the_status_of_a_process_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """multiprocessing polls the processes of all threads as it starts one."""
+    reading = threading.Lock()
+    together: list[int] = []
+    read_signed = forkserver.read_signed
+
+    def read_slowly(descriptor: int) -> Any:
+        if not reading.acquire(blocking=False):
+            together.append(descriptor)
+            return read_signed(descriptor)
+        try:
+            time.sleep(0.02)
+            return read_signed(descriptor)
+        finally:
+            reading.release()
+
+    monkeypatch.setattr(forkserver, "read_signed", read_slowly)
+    runner = CaseRunner(tmp_path, LIMITS)
+    context = multiprocessing.get_context("forkserver")
+
+    def run_processes(thread: int) -> list[str]:
+        return [
+            runner._wait([context.Process(target=os.getpid) for _ in range(2)], tmp_path, "none")
+            for _ in range(5)
+        ]
+
+    with ThreadPoolExecutor(4) as threads:
+        failures = list(threads.map(run_processes, range(4)))
+    assert failures == [[""] * 5] * 4
+    assert not together

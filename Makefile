@@ -6,6 +6,8 @@ ENGINE ?= torch
 TEST ?= tests
 # Two test processes, as a two-core CI machine has.
 TEST_PROCESSES ?= 2
+# Tests whose results depend on how a processor sums.
+NUMERIC ?= $(addprefix tests/llmsys/,model optim kernels engine/test_half_precision.py engine/test_parity.py engine/test_every_optimizer.py)
 
 BIN := .venv/bin
 # llmsys has links to data_pipeline and launch.
@@ -18,7 +20,7 @@ PYTHON := $(shell for p in $(CANDIDATES); do $$p -c '$(SUITABLE)' >/dev/null 2>&
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test pairs check docs format clean
+.PHONY: help install demo test numerics pairs check docs format clean
 
 help:  ## Print what each target does
 	@sed -n 's/^\([a-z]*\):.*##/  make \1\t/p' Makefile
@@ -36,6 +38,14 @@ demo: install  ## Crawl shards in, a trained mixture-of-experts model out: make 
 test: install  ## Run every test, or TEST=tests/llmsys/model
 	@$(BIN)/python tools/system_packages.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(TEST)
+
+numerics: install  ## Run the tests of numbers with 2 and 4 threads and with the instructions of other processors
+	@set -e; for processor in '2 default default' '4 AVX512_CORE default' '1 AVX2 avx2' '2 SSE41 avx2'; do \
+		set -- $$processor; echo "threads $$1, ONEDNN_MAX_CPU_ISA=$$2, ATEN_CPU_CAPABILITY=$$3"; \
+		env LLMSYS_TEST_THREADS=$$1 OMP_NUM_THREADS=$$1 \
+			$$([ $$2 = default ] || echo ONEDNN_MAX_CPU_ISA=$$2) $$([ $$3 = default ] || echo ATEN_CPU_CAPABILITY=$$3) \
+			$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist worksteal $(NUMERIC); \
+	done
 
 pairs: install  ## Compare the sample of pairs of choices with a plain process; before a change of a step lands
 	@$(BIN)/llmsys doctor pairs --sample

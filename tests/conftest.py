@@ -1,5 +1,7 @@
 """What every test may rely on: one thread per process, no network, no trace of the shell that
 started pytest.
+
+`LLMSYS_TEST_THREADS` is the number of threads of `make numerics`.
 """
 
 import os
@@ -16,7 +18,7 @@ import pytest
 # start.
 os.environ.update(
     {
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": os.environ.get("LLMSYS_TEST_THREADS", "1"),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         # tests of the rule itself leave it out

@@ -39,6 +39,7 @@ from llmsys.config.run_constraints import (
     find_image_violations,
     find_length_violations,
     find_retention_violations,
+    find_rotation_violations,
     resolve_layout,
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
@@ -157,6 +158,14 @@ class RunConfig(Section):
 
     def _find_violations(self) -> Iterator[Violation]:
         yield from find_length_violations(self.model, self.batch, self.sequence_lengths)
+        yield from find_rotation_violations(
+            self.model,
+            max(self.sequence_lengths),
+            pads_rows=self.model.family == "encoder_decoder"
+            or (
+                self.objective.kind == "classification" and not isinstance(self.data, ImagesConfig)
+            ),
+        )
         yield from self._find_objective_violations()
         yield from self._find_vocabulary_violations()
         yield from self._find_budget_violations()

@@ -6,6 +6,7 @@ combinations.yaml; rules of the axes are in parallel_layout.py.
 """
 
 from collections.abc import Iterator
+from typing import assert_never
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.checkpoint import CheckpointConfig
@@ -14,6 +15,15 @@ from llmsys.config.evaluation import EvaluationConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.position import (
+    LinearRopeScalingConfig,
+    Llama3RopeScalingConfig,
+    LongRopeScalingConfig,
+    NoRopeScaling,
+    NtkRopeScalingConfig,
+    RopeConfig,
+    YarnRopeScalingConfig,
+)
 from llmsys.config.section import find_nearest_multiples
 from llmsys.errors import LayoutError, Violation, format_choices
 
@@ -39,6 +49,42 @@ def find_length_violations(
                 f"at most {longest}"
                 ", or raise model.max_position_embeddings.",
             )
+
+
+def find_rotation_violations(
+    model: ModelConfig, longest: int, *, pads_rows: bool
+) -> Iterator[Violation]:
+    """Yield a rotation that depends on the length of a row, where rows are as long as the longest
+    row of their micro-batch: a loss would depend on what else is in it.
+
+    Args:
+        model: the `model:` section.
+        longest: tokens of the longest row, of the encoder or the decoder.
+        pads_rows: rows have unequal lengths, and are padded to the longest one of a micro-batch.
+    """
+    position = model.position
+    if not pads_rows or not isinstance(position, RopeConfig):
+        return
+    match position.scaling:
+        case NtkRopeScalingConfig() | LongRopeScalingConfig() as scaling:
+            original = scaling.original_max_position_embeddings
+            if longest > original:
+                yield Violation(
+                    "model.position.scaling.kind",
+                    f"{scaling.kind} rotates by the length of a row beyond {original} positions, "
+                    f"and rows of up to {longest} are padded to the longest of their micro-batch, "
+                    "so a loss would depend on what else is in it. Use yarn, llama3, linear or "
+                    f"none, or batch.sequence_length={original} or less.",
+                )
+        case (
+            NoRopeScaling()
+            | LinearRopeScalingConfig()
+            | YarnRopeScalingConfig()
+            | Llama3RopeScalingConfig()
+        ):
+            pass
+        case unreachable:
+            assert_never(unreachable)
 
 
 def is_replicated(engine: EngineConfig) -> bool:

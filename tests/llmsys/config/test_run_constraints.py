@@ -128,3 +128,31 @@ def test_the_dtype_of_matmuls_is_part_of_the_trajectory() -> None:
         RunConfig().resolve_precision("bf16").trajectory_settings["train"]["matmul_dtype"]
         == "compute"
     )
+
+
+@pytest.mark.parametrize("kind", ["ntk", "longrope"])
+def test_a_rotation_by_the_length_of_a_row_is_refused_where_rows_are_padded(kind: str) -> None:
+    scaling: dict[str, Any] = {"kind": kind, "original_max_position_embeddings": 16}
+    if kind == "ntk":
+        scaling["factor"] = 2.0
+    else:
+        scaling |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    model = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "position": {"kind": "rope", "scaling": scaling},
+    }  # fmt: skip
+    padded: list[dict[str, Any]] = [
+        {"model": model | {"family": "encoder_decoder"}, "batch": {"sequence_length": 32}},
+        {
+            "model": model
+            | {"family": "encoder", "head": {"kind": "classification", "num_labels": 2}},
+            "objective": {"kind": "classification"},
+            "batch": {"sequence_length": 32},
+        },
+    ]
+    for sections in padded:
+        with pytest.raises(ValidationError, match=f"{kind} rotates by the length of a row beyond"):
+            RunConfig.model_validate(sections)
+        # Up to there every row has one rotation.
+        RunConfig.model_validate(sections | {"batch": {"sequence_length": 16}})
+    RunConfig.model_validate({"model": model, "batch": {"sequence_length": 32}})

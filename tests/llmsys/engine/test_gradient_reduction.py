@@ -4,14 +4,11 @@ sums them.
 A rank of an interleaved pipeline has several stages, whose last backward passes come at different
 times. Embedding, final norm, head and prediction modules are outside of blocks: on the first rank
 they belong to its first stage, on the last rank to its last stage.
-
-A reversible block reduces the gradients of each of its branches by themselves.
 """
 
 import pytest
 
-from llmsys.config.norm import ReversibleConfig
-from llmsys.doctor.parity_models import DEEP, DENSE, ParityModel
+from llmsys.doctor.parity_models import DEEP, ParityModel
 from llmsys.doctor.parity_reference import OPTIMIZER, Trajectory, compute_reference_trajectory
 from llmsys.parallel.process_group import get_world_size
 from tests.helpers.ranks import run_ranks
@@ -49,10 +46,7 @@ CASES = [
     for gradients in ("sharded", "whole")
     for name in MODELS
 ]
-# Its blocks run twice, once for each branch.
-REVERSIBLE = ParityModel(
-    "reversible", DENSE.model.model_copy(update={"residual": ReversibleConfig()})
-)
+
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Trajectory]:
@@ -90,25 +84,3 @@ def test_every_schedule_sums_gradients_as_one_plain_process(
     far = {case: distance for case, distance in found.items() if not distance[0] <= 1}
     assert not far
     assert len(found) == sum(PLACES[place][0] == ranks for _, place, _, _ in CASES)
-
-
-def train_reversible(rank: int, expected: Trajectory) -> dict[str, tuple[float, str]]:
-    """The farthest tensor with gradients summed over two replicas, by what is accumulated."""
-    found = {}
-    for gradients in ("sharded", "whole"):
-        config = build_case_config(
-            REVERSIBLE,
-            OPTIMIZER,
-            {"replicate": 2},
-            engine={"kind": "torch", "gradient_accumulation": gradients},
-        )
-        trained = train_around_event(config, REVERSIBLE, "nothing")
-        found[gradients] = find_farthest(trained, expected)
-    return found
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_branches_of_reversible_blocks_are_summed_over_replicas(ranks: int) -> None:
-    expected = convert_to_arrays(compute_reference_trajectory(REVERSIBLE))
-    for found in run_ranks(train_reversible, ranks, expected):
-        assert all(distance <= 1 for distance, _ in found.values()), found

@@ -122,7 +122,9 @@ def test_soap_sorts_by_the_gradient_that_the_run_has_seen(root: Path) -> None:
     )
 
     walk.plain.load_state(before)
-    walk.take_action(replace(TRAINED[2], tensors={f"first_moment/{name}": expected["first_moment"]}))
+    walk.take_action(
+        replace(TRAINED[2], tensors={f"first_moment/{name}": expected["first_moment"]})
+    )
     found = walk.plain.state.tensors
     squares = found[f"second_moment/{name}"]
     torch.testing.assert_close(squares, expected["second_moment"])

@@ -298,7 +298,7 @@ class DocumentTable:
         self._file_starts = np.append(self.starts[:-1:step], self.starts[-1])
 
     def take_column(self, documents: Integers, column: str) -> pa.Array:
-        """Read a column of some documents. Each file that holds one of them is opened once.
+        """Read a column of some documents. A call opens each file that holds one of them once.
 
         Args:
             documents: (N,) numbers in any order; they may repeat.

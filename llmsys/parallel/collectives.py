@@ -34,8 +34,14 @@ class CustomReduceScatter(ABC):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Set `output_tensor` to the sum over ranks of this rank's shard of their
-        `input_tensor`. Collective.
+        """Sum the gradients of a unit over ranks, and keep this rank's shard. Collective.
+
+        Args:
+            output_tensor: Set to the sum of this rank's shards, (n,).
+            input_tensor: Gradients of this rank, (W n,): the shards of all ranks one after another.
+            group: The W ranks.
+            op: Not used: `configure_gradient_reduction` makes every reduction a sum.
+            async_op: Not used: nothing is returned to wait for.
         """
 
 

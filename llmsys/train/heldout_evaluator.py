@@ -143,6 +143,15 @@ class HeldoutEvaluator:
         tokenizer: Tokenizer,
         row_ranks: RowRanks = ALONE,
     ) -> None:
+        """Read the held-out rows into memory.
+
+        Args:
+            config: The config of the run.
+            shards: The held-out split.
+            tokenizer: The tokenizer of the split; it gives the text whose bytes are counted.
+            row_ranks: The ranks that get the same rows, see `compute_row_metrics`. Default: this
+                one alone.
+        """
         self._row_ranks = row_ranks
         self._sequences = config.evaluation_sequences
         self._rows = _build_heldout_rows(config, shards, tokenizer)

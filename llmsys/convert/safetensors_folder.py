@@ -90,7 +90,15 @@ class SafetensorsFolder:
                 )
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor, on the CPU."""
+        """Read one tensor.
+
+        Args:
+            name: A key of `tensors`. Tensors are read fastest file by file: one file is open at a
+                time.
+
+        Returns:
+            The tensor, on the CPU.
+        """
         return self._read_stored(name, self.tensors[name])
 
     def _read_stored(self, name: str, stored: StoredTensor) -> Tensor:

@@ -91,7 +91,15 @@ class HeldoutTextRows(Protocol):
     text_bytes: int
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Return rows `first` to `first + count - 1`; past the end, rows without valid targets."""
+        """Return consecutive rows.
+
+        Args:
+            first: Number of the first row, counted from 0.
+            count: Rows of the batch. Those past the end have no valid targets.
+
+        Returns:
+            The batch.
+        """
         ...
 
     def iter_texts(self) -> Iterator[bytes]:

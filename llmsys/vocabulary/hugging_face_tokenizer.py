@@ -128,7 +128,14 @@ class HuggingFaceTokenizer:
         return values
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one text, without begin or end ids."""
+        """Implement `Tokenizer.encode`.
+
+        Args:
+            text: Any text; control tokens that are spelled in it are encoded as text.
+
+        Returns:
+            The ids, without begin or end ids.
+        """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

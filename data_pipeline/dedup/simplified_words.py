@@ -63,6 +63,8 @@ class RollingHasher:
 
     def hash_spans(self, starts: Any, ends: Any) -> Hashes:
         """Return the hashes of the spans [start, end). None may be empty."""
+        # Each term of the sums has the factor base^-i; this one makes it base^(end - 1 - i), which
+        # no longer depends on the place of the span.
         hashes: Hashes = (self._sums[ends] - self._sums[starts]) * self._powers[ends - 1]
         return hashes
 

@@ -168,8 +168,8 @@ class Executor(Protocol):
             seconds: Limit of the time of each of these jobs. Default: 0, no limit.
 
         Yields:
-            Events until every one of `jobs` is done or has failed. The number of an event is the
-            index in `jobs`.
+            Events until every one of `jobs` is done or has failed. The index of an event is that
+            of its job in `jobs`; an `EagerTaskEvent` has the number that the job was queued with.
         """
 
     def close(self) -> None:

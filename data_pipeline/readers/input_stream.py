@@ -232,6 +232,9 @@ class InputStream(io.RawIOBase):
         Returns:
             `size` bytes; fewer where the file or its range ends before, none where `position` is
             negative.
+
+        Raises:
+            ReadError: The last attempt failed, or one failed in a way that another would, too.
         """
         wanted = max(0, min(size, self.size - position)) if position >= 0 else 0
         data = (

@@ -397,10 +397,13 @@ class TokenStream:
         """Find a document in the files.
 
         Args:
-            document: Its number in the split.
+            document: Its number in the split, counted from 0.
 
         Returns:
-            The file, the record batch and the row.
+            The file, the record batch in it and the row in the batch.
+
+        Raises:
+            IndexError: The split has no such document.
         """
         if not 0 <= document < self.num_documents:
             raise IndexError(f"document {document} of a split of {self.num_documents}")

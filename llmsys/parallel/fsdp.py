@@ -112,13 +112,18 @@ class FsdpModel:
             meshes: Sub-meshes of the run's layout.
             compute_dtype: Dtype of the forward; masters are float32.
             device: Device of this rank.
-            offload: "state" keeps shards in host memory.
-            gradients: "whole" accumulates unsharded gradients over micro-batches.
+            offload: "state" keeps the shards of masters and gradients in host memory, where the
+                optimizer then runs. "none" keeps them on `device`.
+            gradients: "sharded" reduces after every backward. "whole" accumulates unsharded float32
+                gradients over the micro-batches, and reduces them once per step.
             initial: Computes initial values, see `build_initializer`.
             find_stage: Returns the stage of a pipeline that a module belongs to, by name. Default:
                 None, there is no pipeline.
-            reshard: When gathered weights are freed.
-            reduce_dtype: Dtype of gradients that are summed over ranks.
+            reshard: When gathered weights are freed. "after_forward": after the forward of a block,
+                so its backward gathers them again. "never": after its backward. "after_step": in
+                the last backward of a step.
+            reduce_dtype: Dtype in which gradients are summed over ranks. Micro-batches are added in
+                float32.
         """
         self.forward: Callable[..., Tensor] = model
         apply_expert_parallel(model, meshes)

@@ -28,7 +28,8 @@ class UploadRecord:
         """Read the record of a folder.
 
         Args:
-            folder: The local folder. Without a record in it no file counts as uploaded.
+            folder: The local folder. Without a record in it no file counts as uploaded. A line that
+                a killed process wrote half is ignored.
         """
         self._folder = folder
         self._path = folder / RECORD_NAME

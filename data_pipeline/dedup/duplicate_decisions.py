@@ -223,7 +223,13 @@ class DecisionWriter(BlockWriter):
         self.write_batch(pa.record_batch(arrays, schema=self.schema))
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Add the rows of a batch with the columns of the file."""
+        """Add the rows of a batch, which must follow the earlier ones in the order of source and
+        row.
+
+        Args:
+            batch: Columns of the file, with `source`. Batches may be of any size: those of the file
+                are equal.
+        """
         while self._rows + batch.num_rows >= ROWS_PER_BATCH:
             full = ROWS_PER_BATCH - self._rows
             self._waiting.append(batch.slice(0, full))

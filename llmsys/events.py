@@ -37,8 +37,10 @@ class EventWriter:
     """
 
     def __init__(self, path: Path | str) -> None:
-        """Open the file at `path`, or create it with its folder; a half-written last line is closed
-        off.
+        """Open the file, or create it with its folder. A half-written last line is closed off.
+
+        Args:
+            path: File of events. Others may append to it at the same time.
 
         Raises:
             FormatError: The file has another format version.

@@ -33,6 +33,11 @@ class BlockWriter(ABC):
     """
 
     def __init__(self, writer: ArrowFileWriter) -> None:
+        """Take the file that the rows go to.
+
+        Args:
+            writer: A writer that was not entered: it is entered and left with this block.
+        """
         self._writer = writer
 
     @abstractmethod
@@ -256,7 +261,15 @@ class PartitionWriter(BlockWriter):
     """
 
     def __init__(self, path: Path, schema: pa.Schema, shards: int, limit_bytes: int) -> None:
-        """Write to `path`. Buffer about `limit_bytes` of text in memory."""
+        """Prepare to write `path`; nothing is created before the block is entered.
+
+        Args:
+            path: The file to write.
+            schema: Its columns, with `id` and `text`.
+            shards: Number of document files over which `write` divides the rows.
+            limit_bytes: UTF-8 bytes of text in memory, about: the batch that reaches it is still
+                buffered, and then all of them are written.
+        """
         super().__init__(ArrowFileWriter(path, schema, "zstd"))
         self._shards = shards
         self._limit = limit_bytes
@@ -265,14 +278,23 @@ class PartitionWriter(BlockWriter):
         self.batches: list[list[int]] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Buffer a batch with the columns `id` and `text`."""
+        """Buffer the rows of a batch for the document files that their ids choose.
+
+        Args:
+            batch: Rows with the schema of the file.
+        """
         shards = assign_shards(batch.column("id").to_pylist(), self._shards)
         for shard in np.unique(shards).tolist():
             self._waiting.setdefault(shard, []).append(batch.filter(pa.array(shards == shard)))
         self._add_bytes(batch)
 
     def write_part(self, batch: pa.RecordBatch, shard: int) -> None:
-        """Buffer a batch whose rows all belong to one document file."""
+        """Buffer a batch whose rows all belong to one document file.
+
+        Args:
+            batch: Rows with the schema of the file; an empty batch is ignored.
+            shard: Number of the document file.
+        """
         if batch.num_rows:
             self._waiting.setdefault(shard, []).append(batch)
             self._add_bytes(batch)

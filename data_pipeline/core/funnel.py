@@ -23,7 +23,12 @@ class FunnelCounts:
     """Counts of one task, or the sum of several."""
 
     def __init__(self, plain: Mapping[str, Any] | None = None) -> None:
-        """Start empty, or from the result of an earlier `to_dict()`."""
+        """Start empty, or from the result of an earlier `to_dict()`.
+
+        Args:
+            plain: The result of `to_dict()`, such as the `tally` of a task record. Nested
+                dictionaries of stages and changes are copied. Default: None, all counts are zero.
+        """
         plain = plain or {"stages": {}, "drops": []}
         self.changes: dict[str, dict[str, int]] = {
             stage: dict(counts) for stage, counts in plain.get("changes", {}).items()
@@ -36,32 +41,60 @@ class FunnelCounts:
         }
 
     def add_amounts(self, stage: str, **amounts: int) -> None:
-        """Add to `documents_in`, `bytes_in`, `documents_out` or `bytes_out` of a stage."""
+        """Add to the documents and bytes that enter and leave a stage.
+
+        Args:
+            stage: Name of the stage in the funnel; a stage that is new begins with zeros.
+            **amounts: Amounts by name: `documents_in`, `bytes_in`, `documents_out`, `bytes_out`.
+                Those that are left out do not change.
+
+        Raises:
+            KeyError: A name is none of the four.
+        """
         counts = self.stages.setdefault(stage, dict.fromkeys(_COUNTS, 0))
         for name, amount in amounts.items():
             counts[name] += amount
 
     def add_drops(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Count dropped documents, given as rows of `DROPPED_SCHEMA`."""
+        """Count dropped documents.
+
+        Args:
+            rows: Rows of `DROPPED_SCHEMA`. Each counts once for its stage, rule and test, with its
+                `bytes`; those with the smallest ids become the examples of the test.
+        """
         for row in rows:
             self._add_drops(
                 row["stage"], row["rule"], row["test"], 1, row["bytes"], [_build_example(row)]
             )
 
     def add_drop_count(self, stage: str, test: str, documents: int) -> None:
-        """Count drops that have neither id nor size, such as unreadable records."""
+        """Count drops that have neither id nor size, such as unreadable records.
+
+        Args:
+            stage: Name of the stage; the rule of the drops has the same name.
+            test: What failed, as the funnel shows it.
+            documents: Number of drops. They have no bytes and no examples.
+        """
         self._add_drops(stage, stage, test, documents, 0, [])
 
     def add_changes(self, stage: str, amounts: Mapping[str, int]) -> None:
-        """Count changes to documents that stay, such as removed lines, by the name of the
-        change.
+        """Count changes to documents that stay, such as removed lines.
+
+        Args:
+            stage: Name of the stage in the funnel.
+            amounts: Number of changes by their name. The funnel leaves out those that are zero.
         """
         counts = self.changes.setdefault(stage, {})
         for name, amount in amounts.items():
             counts[name] = counts.get(name, 0) + amount
 
     def merge_counts(self, other: "FunnelCounts") -> None:
-        """Add the counts of another task."""
+        """Add the counts of another task.
+
+        Args:
+            other: Counts of other documents; not changed. The order in which tasks are merged does
+                not change the result.
+        """
         for stage, counts in other.stages.items():
             self.add_amounts(stage, **counts)
         for stage, amounts in other.changes.items():
@@ -107,7 +140,15 @@ class FunnelCounts:
         return {"stages": self.stages, "drops": list(self.drops.values()), "changes": self.changes}
 
     def build_funnel(self, order: Sequence[str]) -> tuple[FunnelStage, ...]:
-        """Return the stages in this order, the tests of each by falling number of drops."""
+        """Return the stages in an order, the tests of each by falling number of drops.
+
+        Args:
+            order: Names of the stages. One without counts gets zeros; one that is not named is left
+                out.
+
+        Returns:
+            One stage per name.
+        """
         return tuple(self._build_stage(stage) for stage in order)
 
     def _build_stage(self, stage: str) -> FunnelStage:

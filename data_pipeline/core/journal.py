@@ -87,8 +87,17 @@ class Journal:
         result: dict[str, Any],
         position: int | None = None,
     ) -> TaskRecord:
-        """Record a finished task. `position` is its place in its stage; None if its stage has
-        not begun.
+        """Record a finished task.
+
+        Args:
+            name: STAGE/ITEM.
+            key: Digest of all that the outputs depend on; "" for a task that was quarantined.
+            outputs: The published files.
+            result: Values that JSON can hold. With `is_provisional`, no later run finds the record.
+            position: Index in the stage; None if the stage has not begun.
+
+        Returns:
+            The record.
         """
         record = TaskRecord.from_result(key, outputs, result)
         self.insert_record(name, record, bool(result.get("is_provisional")), position)
@@ -141,8 +150,14 @@ class Journal:
         return _build_record(*row).result if row is not None else None
 
     def get_input_digest(self, path: Path) -> str:
-        """Return the digest of an input file, "" if it is unreadable. Unchanged files are not
-        hashed again.
+        """Return the digest of an input file. Unchanged files are not hashed again.
+
+        Args:
+            path: A local file. It is recognized by this spelling of its path, with size, time and
+                inode.
+
+        Returns:
+            The digest of its content; "" if it is unreadable.
         """
         with self._open_journal() as journal:
             query = "select size, modified_ns, inode, digest from input where path = ?"

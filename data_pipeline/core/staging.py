@@ -126,13 +126,22 @@ class OutputNames:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Keep the files in `folder`, which is created with the first name."""
+        """Keep the names in temporary files of a folder.
+
+        Args:
+            folder: Created with the first name. The files have no names: they are gone when the
+                process ends.
+        """
         self._folder = folder
         self._files: dict[Path, Any] = {}
         self._sorted: dict[Path, np.ndarray[Any, np.dtype[np.uint64]]] = {}
 
     def add(self, name: str) -> None:
-        """Add the name of an output, relative to the dataset folder."""
+        """Add the name of an output.
+
+        Args:
+            name: Path relative to the dataset folder.
+        """
         parent = Path(name).parent
         if parent not in self._files:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +151,15 @@ class OutputNames:
         self._sorted.pop(parent, None)
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a name was added; of 10^12 others one would be taken for it."""
+        """Return whether a name was added. The hashes of one folder are in memory at a time, so
+        names are best asked for folder by folder.
+
+        Args:
+            name: Path relative to the dataset folder.
+
+        Returns:
+            True for every name that was added; of 10^12 others one would be taken for it.
+        """
         parent = Path(name).parent
         if parent not in self._files:
             return False

@@ -130,6 +130,13 @@ class ContaminationJudge:
     """Judge of documents by their matches."""
 
     def __init__(self, config: NgramDecontaminationConfig, index: NgramIndex, items: Path) -> None:
+        """Read the names of the evaluation items.
+
+        Args:
+            config: Decides whether a match drops a document or is cut out of it.
+            index: The n-grams that the matches number.
+            items: File of items that was written with the index.
+        """
         self._config = config
         self._index = index
         self._names = read_item_names(items)
@@ -137,8 +144,15 @@ class ContaminationJudge:
     def judge_document(
         self, document: dict[str, Any], matches: pa.RecordBatch
     ) -> ContaminationResult:
-        """Judge a document (its columns id, url, text) by its matches; spared matches are only
-        reported.
+        """Judge a document by its matches.
+
+        Args:
+            document: Its columns `id`, `url` and `text`.
+            matches: Its rows of `DECIDED_SCHEMA`. Spared ones are only reported.
+
+        Returns:
+            The cut text, or the verdict that drops the document, or neither where all matches are
+            spared; and the rows of the report.
         """
         is_spared = matches.column("spared")
         spared = [

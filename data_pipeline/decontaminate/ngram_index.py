@@ -138,7 +138,15 @@ class NgramIndex:
         )
 
     def find_matches(self, words: HashedWords) -> tuple[Integers, Integers]:
-        """Return (position, n-gram) of every match, sorted by position, longer ones first."""
+        """Find the n-grams of the evaluation items among words.
+
+        Args:
+            words: Hashed words of some texts, from a `WordHasher`. A match lies within one text.
+
+        Returns:
+            Index of the first word in `words.hashes` and number of the n-gram of each match, (M,)
+            each, sorted by position, longer n-grams first.
+        """
         positions = [np.zeros(0, np.int64)]
         numbers = [np.zeros(0, np.int64)]
         ends = np.repeat(words.offsets[1:], np.diff(words.offsets))

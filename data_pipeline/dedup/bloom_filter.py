@@ -40,13 +40,24 @@ class CountingBloomFilter:
     """A Bloom filter that counts keys up to two."""
 
     def __init__(self, keys: int, error_rate: float) -> None:
-        """Allocate a filter for `keys` keys: about 2.4 bytes each at an error rate of 0.01."""
+        """Allocate an empty filter.
+
+        Args:
+            keys: Keys that it will hold. It has about 2.4 bytes for each at an error rate of 0.01,
+                and more keys raise the rate.
+            error_rate: Share of keys counted once that are taken for repeated ones, above 0 and
+                below 1.
+        """
         self.counters, self.hashes = compute_filter_size(keys, error_rate)
         self._once = np.zeros(self.counters // 8 + 1, np.uint8)
         self._twice = np.zeros(self.counters // 8 + 1, np.uint8)
 
     def add_keys(self, keys: Hashes) -> None:
-        """Count keys; equal keys count each time they occur."""
+        """Count keys; equal keys count each time they occur.
+
+        Args:
+            keys: (N,) uint64 hashes.
+        """
         for places in self._iter_counter_positions(keys):
             places = np.sort(places)
             # bitwise_or.at would lose a second hit within one call
@@ -58,7 +69,14 @@ class CountingBloomFilter:
             _set_bits(self._once, distinct)
 
     def query_repeated(self, keys: Hashes) -> Any:
-        """Return a mask of the keys that were probably counted twice, without false negatives."""
+        """Find the keys that were counted twice or more.
+
+        Args:
+            keys: (N,) uint64 hashes.
+
+        Returns:
+            (N,) mask, True for every repeated key and for about `error_rate` of the others.
+        """
         mask = np.ones(len(keys), np.bool_)
         for places in self._iter_counter_positions(keys):
             mask &= _get_bits(self._twice, places)

@@ -275,8 +275,11 @@ class DocumentTable:
     """
 
     def __init__(self, files: DocumentFiles | Sequence[Path]) -> None:
-        """Number the documents of filtered files, or of plain files, which are opened to count
-        their rows.
+        """Number the documents of some files, from 0 in the order of the files.
+
+        Args:
+            files: The files of a deduplication with their counted rows. Plain paths are opened one
+                after another to count theirs.
         """
         if isinstance(files, DocumentFiles):
             self._paths = files.paths
@@ -295,7 +298,15 @@ class DocumentTable:
         self._file_starts = np.append(self.starts[:-1:step], self.starts[-1])
 
     def take_column(self, documents: Integers, column: str) -> pa.Array:
-        """Return a column for the given documents, in their order."""
+        """Read a column of some documents. A call opens each file that holds one of them once.
+
+        Args:
+            documents: (N,) numbers in any order; they may repeat.
+            column: `id`, or an int64 column.
+
+        Returns:
+            (N,) values in the order of `documents`.
+        """
         order = np.argsort(documents, kind="stable")
         wanted = documents[order]
         edges = np.searchsorted(wanted, self._file_starts)
@@ -311,7 +322,15 @@ class DocumentTable:
         return pa.concat_arrays(pieces).take(pa.array(inverse))
 
     def get_source_numbers(self, documents: Integers) -> Integers:
-        """Return the file number of each document."""
+        """Find the files that documents come from.
+
+        Args:
+            documents: (N,) numbers.
+
+        Returns:
+            (N,) numbers of the filtered files, also where a file of this table holds a group of
+            them.
+        """
         found: Integers = np.searchsorted(self.starts, documents, side="right") - 1
         return found
 
@@ -320,6 +339,12 @@ class DocumentIdLookup:
     """Ids of documents of this dataset and of earlier ones."""
 
     def __init__(self, documents: DocumentFiles, earlier: Sequence[EarlierDataset]) -> None:
+        """Name the datasets. No file is read before the first id is asked for.
+
+        Args:
+            documents: The files of this dataset.
+            earlier: The earlier datasets, in the order in which items number them.
+        """
         self._files = documents
         self._earlier = earlier
 
@@ -332,9 +357,15 @@ class DocumentIdLookup:
         return [DocumentTable(dataset.documents) for dataset in self._earlier]
 
     def look_up_items(self, items: Columns) -> tuple[pa.Array, pa.Array]:
-        """Return the ids of items, and the names of their earlier datasets ("" for this one).
+        """Look up the ids of items.
 
-        An earlier item has age 0, its dataset's number as source and its document number as row.
+        Args:
+            items: `age` (1 in this dataset, 0 in an earlier one), `source` and `row`, each (N,). An
+                item of this dataset has its filtered file as source and its row there. An earlier
+                item has the number of its dataset as source and its document number as row.
+
+        Returns:
+            (N,) ids, and (N,) names of the earlier datasets, "" for this one.
         """
         own = items["age"] == 1
         home = np.where(own, 0, np.asarray(items["source"]).astype(np.int64) + 1)

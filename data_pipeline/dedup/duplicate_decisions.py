@@ -29,8 +29,14 @@ class DuplicateFilter:
     def __init__(
         self, decisions: Sequence[Path], source: int, rules: Sequence[str], tally: FunnelCounts
     ) -> None:
-        """Read the decisions about file number `source`. `rules` are the rules of the decisions,
-        in order.
+        """Read the decisions about one filtered file.
+
+        Args:
+            decisions: Files of decisions with equal columns; none: every row stays.
+            source: Number of the filtered file.
+            rules: The rules of the decisions, in the order in which the funnel counts them: a rule
+                sees what the rules before it left.
+            tally: Counts to which `filter_batch` adds.
         """
         table = read_decisions(decisions, source)
         self._rows = table.column("row").to_numpy() if table is not None else np.zeros(0, np.int64)
@@ -41,8 +47,15 @@ class DuplicateFilter:
     def filter_batch(
         self, batch: pa.RecordBatch, start: int
     ) -> tuple[pa.RecordBatch, Any, list[dict[str, Any]]]:
-        """Return the remaining rows of a batch that begins at row `start`, a mask of them, and
-        the dropped rows.
+        """Remove the rows that decisions drop, and count them.
+
+        Args:
+            batch: Consecutive rows of the filtered file.
+            start: Number of the first row in the file.
+
+        Returns:
+            The remaining rows, a mask of the given rows that is True where one stays, and the
+            dropped rows as rows of `DROPPED_SCHEMA`.
         """
         first, last = np.searchsorted(self._rows, [start, start + batch.num_rows]).tolist()
         stays = np.ones(batch.num_rows, np.bool_)
@@ -184,14 +197,24 @@ class DecisionWriter(BlockWriter):
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        """Write the column `source` and those of a schema to `path`."""
+        """Prepare to write `path`; nothing is created before the block is entered.
+
+        Args:
+            path: The file to write.
+            schema: The columns without `source`, which is put before them.
+        """
         self.schema = pa.schema([("source", pa.int64()), *schema])
         super().__init__(ArrowFileWriter(path, self.schema))
         self._waiting: list[pa.RecordBatch] = []
         self._rows = 0
 
     def write(self, columns: Mapping[str, Any]) -> None:
-        """Add rows, given as arrays of equal length by column."""
+        """Add rows, which must follow the earlier ones in the order of source and row.
+
+        Args:
+            columns: `source` and the columns of the schema: Arrow arrays of the type of their
+                field, or arrays that Arrow converts to it, of equal length.
+        """
         found = [columns[field.name] for field in self.schema]
         arrays = [
             column if isinstance(column, pa.Array) else pa.array(column, field.type)
@@ -200,7 +223,13 @@ class DecisionWriter(BlockWriter):
         self.write_batch(pa.record_batch(arrays, schema=self.schema))
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Add the rows of a batch with the columns of the file."""
+        """Add the rows of a batch, which must follow the earlier ones in the order of source and
+        row.
+
+        Args:
+            batch: Columns of the file, with `source`. Batches may be of any size: those of the file
+                are equal.
+        """
         while self._rows + batch.num_rows >= ROWS_PER_BATCH:
             full = ROWS_PER_BATCH - self._rows
             self._waiting.append(batch.slice(0, full))

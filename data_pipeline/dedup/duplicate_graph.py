@@ -74,7 +74,11 @@ class ExternalSorter:
             path.unlink(missing_ok=True)
 
     def add(self, **columns: Any) -> None:
-        """Add rows, given as arrays of equal length by column."""
+        """Add rows. `run_rows` of them are sorted in memory and written as a run.
+
+        Args:
+            **columns: Arrays of equal length, one per field of the schema.
+        """
         arrays = [pa.array(columns[field.name], field.type) for field in self._schema]
         self._waiting.append(pa.Table.from_arrays(arrays, schema=self._schema))
         self._rows += len(arrays[0])

@@ -82,6 +82,12 @@ class KeyWriter(BlockWriter):
     """Writer of keys in sorted runs; `count` is the number written."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
+        """Prepare to write `path`; nothing is created before the block is entered.
+
+        Args:
+            path: The file to write.
+            schema: Its columns, with `high`, by which the rows of each run are sorted.
+        """
         super().__init__(ArrowFileWriter(path, schema))
         self._schema = schema
         self._waiting: list[Mapping[str, Any]] = []
@@ -89,7 +95,12 @@ class KeyWriter(BlockWriter):
         self.count = 0
 
     def write(self, columns: Mapping[str, Any]) -> None:
-        """Add columns of equal length, one per field of the schema."""
+        """Add rows. Up to `KEYS_PER_RUN` of them wait in memory until they are sorted and written.
+
+        Args:
+            columns: numpy arrays of equal length, one per field of the schema. They are not copied:
+                do not change them before the block ends.
+        """
         self._waiting.append(columns)
         self._size += len(columns["high"])
         if self._size >= KEYS_PER_RUN:

@@ -123,6 +123,12 @@ class MinHasher:
     """MinHash of one configuration: its permutations, and spaCy's cached splits."""
 
     def __init__(self, config: MinHashDedupConfig) -> None:
+        """Draw the permutations.
+
+        Args:
+            config: `buckets` · `hashes_per_bucket` permutations are drawn from its `seed`.
+                Signatures of two hashers compare only if these and `hash` are equal.
+        """
         self.config = config
         self.splitter = SimplifiedWordSplitter(spelling=config.hash == "sha1")
         self.permutations = HashPermutations.from_seed(

@@ -49,6 +49,11 @@ class RollingHasher:
     """Hashes spans in constant time each, from prefix sums of (c + 1) · base^-i."""
 
     def __init__(self, codes: Codes) -> None:
+        """Compute the prefix sums of a text.
+
+        Args:
+            codes: Its characters as code points, uint32 (C,).
+        """
         count = len(codes)
         self._sums = np.zeros(count + 1, np.uint64)
         terms = codes + np.uint64(1)
@@ -58,12 +63,19 @@ class RollingHasher:
 
     def hash_spans(self, starts: Any, ends: Any) -> Hashes:
         """Return the hashes of the spans [start, end). None may be empty."""
+        # Each term of the sums has the factor base^-i; this one makes it base^(end - 1 - i), which
+        # no longer depends on the place of the span.
         hashes: Hashes = (self._sums[ends] - self._sums[starts]) * self._powers[ends - 1]
         return hashes
 
     def hash_windows(self, length: int) -> Hashes:
-        """Return the hash of every window of `length` characters, by its start. `length` is at
-        least 1.
+        """Hash every window of a length.
+
+        Args:
+            length: Characters of a window, from 1 to the length of the text.
+
+        Returns:
+            uint64 (C - length + 1,), by the start of the window.
         """
         hashes: Hashes = (self._sums[length:] - self._sums[:-length]) * self._powers[length - 1 :]
         return hashes

@@ -57,7 +57,15 @@ class SentenceSplitter:
         self._cache: dict[str, _Chunk] = {}
 
     def find_boundaries(self, texts: Sequence[str]) -> list[SentenceBoundaries]:
-        """Return the sentence boundaries of each text; an empty text has none."""
+        """Split texts into sentences.
+
+        Args:
+            texts: The texts; an empty one has no boundary. Texts of one call share the work for
+                equal chunks, and the cache is emptied only between calls.
+
+        Returns:
+            The sentence boundaries of each text.
+        """
         if len(self._cache) > _MAX_CHUNKS:
             self._cache = {}
         self._cache_chunks(dict.fromkeys(chunk for text in texts for chunk in text.split()))

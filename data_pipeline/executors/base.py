@@ -74,7 +74,13 @@ class LazySequence(Sequence[Item]):
     """
 
     def __init__(self, length: int, build: Callable[[int], Item]) -> None:
-        """Have `length` items; `build` returns one from its index."""
+        """Have `length` items and keep none of them.
+
+        Args:
+            length: Number of items.
+            build: Returns the item of an index from 0 to `length` - 1. It is called each time that
+                an item is asked for, so it should be cheap and return equal items for an index.
+        """
         self._length = length
         self._build = build
 
@@ -155,8 +161,15 @@ class Executor(Protocol):
         """
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
-        """Yield events until every job is done or failed. `seconds` limits each job of `jobs`; 0
-        means no limit.
+        """Run the jobs of a stage, and those that are put into `eager_jobs` meanwhile.
+
+        Args:
+            jobs: Jobs of one stage. Each is built when its turn comes, and runs once.
+            seconds: Limit of the time of each of these jobs. Default: 0, no limit.
+
+        Yields:
+            Events until every one of `jobs` is done or has failed. The index of an event is that
+            of its job in `jobs`; an `EagerTaskEvent` has the number that the job was queued with.
         """
 
     def close(self) -> None:

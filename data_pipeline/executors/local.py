@@ -191,8 +191,13 @@ class LocalExecutor:
     """Worker processes that live through all stages of a run."""
 
     def __init__(self, workers: int, lock: int | None = None) -> None:
-        """Start no process yet. `workers` 0 means one per core; workers inherit the file
-        descriptor `lock`.
+        """Start no process yet: workers start with the first jobs.
+
+        Args:
+            workers: Number of worker processes; 0: one per core that this process may use.
+            lock: File descriptor of the dataset folder's lock. Workers inherit it, so that the
+                folder stays locked until the last of them is gone, even if this process is killed.
+                None: no lock.
         """
         self.limit = workers or count_available_cores()
         self.lock = lock

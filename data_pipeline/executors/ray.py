@@ -61,8 +61,15 @@ class RayExecutor:
     """A connection to a cluster. Jobs of other users are not touched."""
 
     def __init__(self, address: str, workers: int) -> None:
-        """Connect to the cluster at `address`, or start one on this machine. Raise DataError if
-        nothing answers.
+        """Connect to a cluster, or start one on this machine.
+
+        Args:
+            address: Address of the cluster; "" starts one. Not used where this process is connected
+                to Ray already.
+            workers: Jobs that run at the same time; 0: one per CPU of the cluster.
+
+        Raises:
+            DataError: Nothing answers at the address.
         """
         self._own = not ray.is_initialized()
         if self._own:

@@ -74,8 +74,16 @@ class SlurmExecutor:
     """Job arrays submitted with sbatch, observed through result files and squeue."""
 
     def __init__(self, config: SlurmExecutorConfig, folder: Path) -> None:
-        """Use `folder` for jobs and results. Raise DataError without sbatch, or if an old array
-        cannot be cancelled.
+        """Cancel the arrays that a killed run of the same folder left.
+
+        Args:
+            config: The `data.executor:` section.
+            folder: Folder for job files and results. The name of the arrays follows from its
+                absolute path, and array tasks open it under that path.
+
+        Raises:
+            DataError: sbatch, squeue or scancel is not on the PATH, or an old array cannot be
+                cancelled.
         """
         self.config = config
         self.folder = folder.absolute()

@@ -160,7 +160,17 @@ class StageRunner:
     """Runs the stages of one dataset folder with one executor."""
 
     def __init__(self, folder: Path, executor: ExecutorConfig, lock: int) -> None:
-        """Open a folder whose lock is held under the file descriptor `lock`."""
+        """Open the journal and the event log of a dataset folder, and prepare the executor.
+
+        Args:
+            folder: The dataset folder.
+            executor: The `data.executor:` section.
+            lock: File descriptor under which the lock of the folder is held. The caller keeps it
+                until the runner is closed.
+
+        Raises:
+            DataError: The executor cannot be used on this machine.
+        """
         self.folder = folder
         self.journal = Journal(folder)
         self.num_run = self.num_reused = 0

@@ -69,7 +69,16 @@ class InputFiles:
     heldout: tuple[str, ...] = ()
 
     def get_read_config(self, path: str, read: ReadConfig) -> ReadConfig:
-        """Return `data.read` with the fields and the reader of the entry of a file."""
+        """Return the options of reading a file.
+
+        Args:
+            path: One of `paths`, in the same spelling.
+            read: The `data.read:` section.
+
+        Returns:
+            `read` with the fields and the reader of the file's entry; `read` itself where it has
+            none.
+        """
         entry = self.entries.get(path)
         return read if entry is None else entry.replace_fields(read)
 

@@ -223,10 +223,18 @@ class InputStream(io.RawIOBase):
         return len(data)
 
     def read_block(self, position: int, size: int) -> bytes:
-        """Return `size` bytes at `position`: fewer at the end of the file, none before its
-        beginning.
+        """Read bytes without moving the position of `read`. A failed read is tried again.
 
-        The position of `read` does not change.
+        Args:
+            position: First byte, counted from the beginning of the file.
+            size: Number of bytes.
+
+        Returns:
+            `size` bytes; fewer where the file or its range ends before, none where `position` is
+            negative.
+
+        Raises:
+            ReadError: The last attempt failed, or one failed in a way that another would, too.
         """
         wanted = max(0, min(size, self.size - position)) if position >= 0 else 0
         data = (

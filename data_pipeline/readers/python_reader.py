@@ -52,8 +52,16 @@ class PythonReader(Section):
 
     @abstractmethod
     def read(self, file: BinaryIO) -> Iterator[Document]:
-        """Yield the documents of a file, of which `file` gives the bytes as they are stored;
-        gzip.open takes it.
+        """Yield the documents of a file.
+
+        Args:
+            file: The bytes of the file as they are stored, open for reading: gzip.open takes it,
+                and io.TextIOWrapper where the file is text.
+
+        Yields:
+            The documents: the same ones in the same order whenever the bytes are the same. Errors
+            of damaged files (OSError, EOFError, those of zlib and lzma) lose the rest of the file;
+            any other ends the task.
         """
 
 

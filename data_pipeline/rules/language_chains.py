@@ -74,7 +74,16 @@ class LanguageRuleChains:
         return [f"{outcome.rule}.{name}" for outcome in outcomes for name in outcome.statistics]
 
     def apply(self, texts: pa.Array, codes: pa.Array) -> list[RuleOutcome]:
-        """Apply the rules of each text's language; the first outcome covers all texts."""
+        """Apply the rules of each text's language.
+
+        Args:
+            texts: D texts without nulls.
+            codes: The language code of each text. A code without rules has those of `default`.
+
+        Returns:
+            One outcome per rule in order. The first covers all texts; each later one covers those
+            that the rules before it kept.
+        """
         known = [code if code in self._rules else DEFAULT for code in codes.to_pylist()]
         names = sorted(set(known))
         if len(names) < 2:

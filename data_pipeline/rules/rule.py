@@ -219,7 +219,16 @@ class Rule(Protocol):
         """The tests that compare a statistic with a threshold."""
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Return the verdict on each document of the batch."""
+        """Judge a batch of documents.
+
+        Args:
+            batch: D documents that passed the rules before. Columns that several rules need, such
+                as words, are computed once per batch.
+
+        Returns:
+            One verdict per document, in the same order. Dropped documents are among the D of
+            `texts`, too.
+        """
 
 
 def apply_thresholds(

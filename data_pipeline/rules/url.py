@@ -53,7 +53,15 @@ class UrlFilter:
         self._substring = re.compile(build_alternation(sorted(substrings))) if substrings else None
 
     def apply(self, urls: Sequence[str]) -> list[UrlRejection | None]:
-        """Return the rejection of each URL, None for an accepted one."""
+        """Judge URLs.
+
+        Args:
+            urls: The URLs as the crawl gives them.
+
+        Returns:
+            The rejection of each URL; None for an accepted one. An entry of the allow list wins
+            over every other list and word.
+        """
         names = [parse_host_names(url) for url in urls]
         domains = [name[0] for name in names]
         hosts = [name[1] for name in names]

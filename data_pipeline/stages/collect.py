@@ -65,7 +65,12 @@ class SourceList(Sequence[ShardSource]):
     """The sources of collecting, in a file; picklable by its name."""
 
     def __init__(self, folder: Path, rows: FileRows) -> None:
-        """List the sources of rows of `SOURCE_SCHEMA`, whose names are relative to `folder`."""
+        """List the sources of a file of rows; each source is built when it is asked for.
+
+        Args:
+            folder: The dataset folder.
+            rows: Rows of `SOURCE_SCHEMA`; their names are relative to `folder`.
+        """
         self._folder = folder
         self._rows = rows
 

@@ -167,7 +167,16 @@ class LanguageThresholds:
         return [key for key, _, _ in self.get_thresholds(first)]
 
     def get_thresholds(self, code: str) -> list[tuple[Key, str, float]]:
-        """Return test, column and threshold for documents in one language."""
+        """Return the tests of documents in one language.
+
+        Args:
+            code: Language code. One without rules has those of `default`.
+
+        Returns:
+            (rule, test, "above" or "below"), name of the column and threshold of each test: that of
+            the language's score, then those of the rules in order. Thresholds that can drop nothing
+            are left out: infinite ones, and a minimum of zero.
+        """
         if code not in self._by_language:
             self._by_language[code] = list(self._iter_thresholds(code))
         return self._by_language[code]

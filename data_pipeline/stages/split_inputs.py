@@ -305,8 +305,13 @@ class InputBlockList(Sequence[InputBlock]):
     def __init__(
         self, inputs: Sequence[tuple[str, str]], find_result: Callable[[int], dict[str, Any]]
     ) -> None:
-        """List the blocks of inputs (source, name). `find_result` returns the result of an input
-        by its index.
+        """Count the blocks of all inputs.
+
+        Args:
+            inputs: Source (a path or URL) and name of each file.
+            find_result: Returns the result of `split_input_file` for an input, by its index. It is
+                called once for every input here, and again when blocks of another input than the
+                last are asked for: blocks are read fastest in order.
         """
         self._inputs = inputs
         self._find_result = find_result

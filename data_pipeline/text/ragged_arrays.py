@@ -54,6 +54,11 @@ class GrowableArray:
     """
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
+        """Allocate an empty array.
+
+        Args:
+            dtype: Type of the items; appended values are cast to it.
+        """
         self._data: npt.NDArray[Any] = np.zeros(1024, dtype)
         self._size = 0
 
@@ -61,7 +66,11 @@ class GrowableArray:
         return self._size
 
     def extend(self, values: npt.NDArray[Any] | Sequence[int]) -> None:
-        """Append values of the array's dtype."""
+        """Append values.
+
+        Args:
+            values: One-dimensional, of values that the array's dtype can hold.
+        """
         size = self._size + len(values)
         if size > len(self._data):
             # Doubling makes appending linear in total.

@@ -222,6 +222,12 @@ class SpacyTokenizer:
     split_chunks = staticmethod(str.split)
 
     def __init__(self, rules: str = "en") -> None:
+        """Choose the rules; they are loaded when they are needed.
+
+        Args:
+            rules: spaCy's code of a language, or `xx` for any language that puts spaces between
+                words. Default: "en".
+        """
         self.rules = rules
 
     @property
@@ -230,7 +236,14 @@ class SpacyTokenizer:
         return has_splitting_rules(self.rules)
 
     def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
-        """Return the words of each chunk. A chunk is not empty and has no white space."""
+        """Split chunks into words. Very long chunks are cut first, see `LONGEST_CHUNK`.
+
+        Args:
+            chunks: Not empty and without white space, as `split_chunks` returns them.
+
+        Returns:
+            The words of each chunk.
+        """
         if self.has_rules:
             return self._split_with_rules(chunks)
         pieces = [_cut_long_chunk(chunk) for chunk in chunks]

@@ -82,7 +82,14 @@ class Vocabulary:
         return len(self.index)
 
     def find_word(self, word: str) -> int | None:
-        """Return the id of a word, None if it has not been met."""
+        """Find the id of a word.
+
+        Args:
+            word: A whole word, as a splitter returns it.
+
+        Returns:
+            Its id; None if it has not been met.
+        """
         return self.index.get(word)
 
     def get_word(self, word_id: int) -> str:

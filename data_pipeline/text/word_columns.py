@@ -55,11 +55,25 @@ class WordColumns:
         return self.vocabulary.flags[self.ids_W]
 
     def count_per_document(self, chosen_W: npt.NDArray[np.bool_]) -> Integers:
-        """Return the number of chosen words per document."""
+        """Count chosen words per document.
+
+        Args:
+            chosen_W: True for each word that counts.
+
+        Returns:
+            int64 (D,).
+        """
         return self.sum_per_document(chosen_W)
 
     def sum_per_document(self, numbers_W: npt.NDArray[Any]) -> Integers:
-        """Return the sum per document of a small number per word."""
+        """Sum a number of each word per document.
+
+        Args:
+            numbers_W: Integers or booleans; their sum over all documents must fit int64.
+
+        Returns:
+            int64 (D,).
+        """
         return np.diff(compute_offsets(numbers_W)[self.offsets])
 
     def select_documents(self, keep: npt.NDArray[np.bool_]) -> "WordColumns":
@@ -87,7 +101,14 @@ class LineColumns:
     offsets: Integers
 
     def group_by_document(self, column_L: Integers) -> list[list[int]]:
-        """Return the values of the lines of each document."""
+        """Divide a column of lines by document.
+
+        Args:
+            column_L: A column of this object, or one computed from them.
+
+        Returns:
+            The values of the lines of each document, as Python integers.
+        """
         numbers = column_L.tolist()
         return [numbers[start:end] for start, end in pairwise(self.offsets.tolist())]
 
@@ -131,7 +152,15 @@ class WordSplitter:
         return self._splitter.split_chunks
 
     def split_words(self, texts: Sequence[str]) -> WordColumns:
-        """Return the words of each text."""
+        """Split texts into words.
+
+        Args:
+            texts: D texts.
+
+        Returns:
+            The words of all texts. Their ids belong to the `vocabulary` of this result; after the
+            cache was cleared, other results have another one.
+        """
         if self._compiled is not None:
             return WordColumns(*self._compiled.split_words(texts))
         self._memory.evict_if_full()
@@ -153,10 +182,17 @@ class WordSplitter:
     def compute_line_columns(
         self, texts: Sequence[str], lines: Sequence[Sequence[str]]
     ) -> LineColumns:
-        """Return counts of the lines of each text. `lines` must be as `str.splitlines` finds them.
+        """Count chunks, words and sentences of each line.
 
         In most scripts spaCy treats white space between two words of a line as a word, unless it is
         a single U+0020. It can start a sentence but is not counted.
+
+        Args:
+            texts: D texts.
+            lines: The lines of each text, as `str.splitlines` finds them.
+
+        Returns:
+            The counts of the lines of all texts.
         """
         counts = _count_items(lines)
         if self._compiled is not None:

@@ -166,7 +166,15 @@ class WordHasher:
         self._reset_cache()
 
     def hash_words(self, texts: Sequence[str]) -> HashedWords:
-        """Return the hashes of the words of each text."""
+        """Split texts into words and hash them.
+
+        Args:
+            texts: D texts.
+
+        Returns:
+            The hashes of the words of each text. They depend on the words and on `ignores_disguise`
+            only, so hashes of other processes may be compared with them.
+        """
         if len(self._memo) > self._limits[0] or self._characters > self._limits[1]:
             self._reset_cache()
         chunks = [_split_chunks(text) for text in texts]
@@ -174,8 +182,14 @@ class WordHasher:
         return HashedWords(hashes, compute_offsets(counts)[compute_offsets(list(map(len, chunks)))])
 
     def get_word_spans(self, text: str) -> tuple[Integers, Integers]:
-        """Return begin and end of each word of a text, in characters. Words of one chunk share
-        its span.
+        """Locate the words of a text.
+
+        Args:
+            text: One text.
+
+        Returns:
+            Begin and end of each word in characters, int64 (W,) each, for the same W words as
+            `hash_words` finds. Words of one chunk share its span.
         """
         pattern = _CHUNK if _HAS_UNSPACED.search(text) else _SPACED_CHUNK
         found = [match.span() for match in pattern.finditer(text)]

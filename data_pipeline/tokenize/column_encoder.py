@@ -116,7 +116,14 @@ class ColumnEncoder(Protocol):
     """Why the library encodes every text; None if it does not."""
 
     def encode(self, texts: pa.Array) -> RaggedTokens:
-        """Return the tokens of each text of a large_string column, without begin and end ids."""
+        """Encode a column of texts, without begin and end ids.
+
+        Args:
+            texts: large_string, without nulls.
+
+        Returns:
+            The tokens of each text, the same ids as the tokenizer gives.
+        """
 
 
 def build_column_encoder(tokenizer: Tokenizer, kind: EncoderKind = "columns") -> ColumnEncoder:

@@ -262,8 +262,14 @@ class VerbParser(argparse.ArgumentParser):
         )
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
-        """Raise ConfigError for an override that is an option without its dashes, or a misspelled
-        word of the verb.
+        """Check that no override is an option without its dashes, or a misspelled word of the verb.
+
+        Args:
+            overrides: Words of the command line such as KEY=VALUE. Keys with a dot are not checked
+                here: the loader knows the config.
+
+        Raises:
+            ConfigError: One is; the message has the spelling that was meant.
         """
         options = [word for action in self._actions for word in action.option_strings]
         for override in overrides:

@@ -82,7 +82,12 @@ class StandbyRanks:
     """Standby ranks of one host: processes that take over instead of new ones."""
 
     def __init__(self, command: Sequence[str], count: int) -> None:
-        """Start `count` processes of a rank's command."""
+        """Start the processes, which import what a rank needs and then wait.
+
+        Args:
+            command: Command line of a rank.
+            count: Number of processes, that of ranks on this host.
+        """
         self.command = list(command)
         environment = os.environ | {VARIABLE: "1"}
         if count > 1:  # as torchrun sets it for its workers; OpenMP reads it as torch is imported

@@ -50,7 +50,14 @@ class InputFilesConfig(Section):
     )
 
     def replace_fields(self, read: ReadConfig) -> ReadConfig:
-        """Return the options of reading with the fields and the reader of this entry."""
+        """Apply this entry to the options of reading.
+
+        Args:
+            read: The `data.read:` section; not changed.
+
+        Returns:
+            Its copy, with the fields and the reader that this entry sets.
+        """
         own = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
         return read.model_copy(update=own)
 

@@ -112,7 +112,11 @@ class LongformerAttentionConfig(_LongAttentionConfig):
     )
 
     def get_radius(self, layer: int) -> int:
-        """Return the positions of layer `layer`'s window on each side."""
+        """Return the positions of a layer's window on each side.
+
+        Args:
+            layer: Index of the layer, from 0; `windows` repeats over the layers.
+        """
         return self.windows[layer % len(self.windows)] // 2
 
     def count_block_keys(self, layer: int, *, is_causal: bool) -> int:
@@ -122,7 +126,14 @@ class LongformerAttentionConfig(_LongAttentionConfig):
         return (2 if is_causal else 3) * self.get_radius(layer) + self.num_global_tokens
 
     def list_dilations(self, heads: int) -> list[int]:
-        """Return the dilation of every head."""
+        """Return the dilation of every head.
+
+        Args:
+            heads: Query heads of the layer; `dilations` repeats over them.
+
+        Returns:
+            Positions from one key of a window to the next, by head.
+        """
         return [self.dilations[head % len(self.dilations)] for head in range(heads)]
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
@@ -291,7 +302,14 @@ class LinformerAttentionConfig(_LongAttentionConfig):
         ]
 
     def count_mixture_rows(self, key_value_heads: int) -> int:
-        """Return the rows of one mixture: its keys, for each head where heads share none."""
+        """Count the rows of one mixture.
+
+        Args:
+            key_value_heads: Key-value heads of the layer.
+
+        Returns:
+            Mixed keys, for each head where heads share none.
+        """
         return self.projected_length * (key_value_heads if self.sharing == "none" else 1)
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:

@@ -52,17 +52,27 @@ class LshAttentionConfig(BaseAttentionConfig):
         return MultiHeadAttentionConfig(qkv_bias=self.qkv_bias, output_bias=self.output_bias)
 
     def list_directions(self, length: int) -> list[int]:
-        """Return the directions of each hash of a row of `length` positions; a bucket is one of
-        them or its opposite.
+        """Return the directions of each hash of a row; a bucket is one of them or its opposite.
 
-        Above MAX_DIRECTIONS a bucket is a pair of two hashes with about the root of the buckets
-        each.
+        Args:
+            length: Positions of the row.
+
+        Returns:
+            One number; two numbers above MAX_DIRECTIONS, where a bucket is a pair of two hashes
+            with about the root of the buckets each.
         """
         half = max(1, length // self.chunk_length)
         return [half] if half <= MAX_DIRECTIONS else [math.ceil(math.sqrt(2 * half) / 2)] * 2
 
     def count_directions(self, longest: int) -> int:
-        """Return the directions that rows of up to `longest` positions need."""
+        """Count the directions that a layer draws, so that they serve every row.
+
+        Args:
+            longest: Positions of the longest row.
+
+        Returns:
+            The number for that row, and at least that of any shorter one.
+        """
         return max(
             sum(self.list_directions(longest)), min(longest // self.chunk_length, MAX_DIRECTIONS)
         )

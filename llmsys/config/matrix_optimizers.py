@@ -25,13 +25,27 @@ class MuonConfig(BaseOptimizerConfig):
     )
 
     def select_update_rule(self, name: str, num_dims: int) -> UpdateRule:
-        """Return muon for projections (`…_proj`), adamw for routers, embeddings, heads and
-        vectors.
+        """Select the update of a parameter.
+
+        Args:
+            name: As in `Transformer.named_parameters`.
+            num_dims: Its number of dimensions.
+
+        Returns:
+            muon for projections (`…_proj`); adamw for routers, embeddings, heads and vectors.
         """
         return "muon" if is_projection(name, num_dims) else "adamw"
 
     def count_moments(self, name: str, num_dims: int) -> int:
-        """Return 1 for parameters updated by Muon, 2 for those updated by AdamW."""
+        """Count the moments of a parameter.
+
+        Args:
+            name: As in `Transformer.named_parameters`.
+            num_dims: Its number of dimensions.
+
+        Returns:
+            1 for parameters updated by Muon, 2 for those updated by AdamW.
+        """
         return 1 if self.select_update_rule(name, num_dims) == "muon" else 2
 
     def count_update_bytes(
@@ -137,7 +151,15 @@ class SoapConfig(BaseOptimizerConfig):
         return 2
 
     def list_rotated_sides(self, shape: tuple[int, ...]) -> list[int]:
-        """Return the dims of a matrix that have a preconditioner: -2, -1, both or none."""
+        """List the dims of a matrix that have a preconditioner.
+
+        Args:
+            shape: Shape of the parameter; its last two dims are the matrix, those before stack
+                experts.
+
+        Returns:
+            -2, -1, both or none.
+        """
         return [dim for dim in (-2, -1) if shape[dim] <= self.max_precondition_size]
 
     def compute_state_bytes(self, name: str, shape: tuple[int, ...]) -> float:

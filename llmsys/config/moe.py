@@ -362,7 +362,12 @@ class MoeConfig(Section):
         yield SavedTensor("visits of each expert", 4 * self.num_experts, "pointwise")
 
     def is_input_saved(self, shape: ActivationShape) -> bool:
-        """Return whether backward needs the layer's input itself."""
+        """Return whether backward needs the layer's input itself.
+
+        Args:
+            shape: Its bytes of an activation count: in float32 the router's copy is the input
+                itself. Shared experts read the input in any dtype.
+        """
         # Experts save sorted copies, and the router saves a float32 copy.
         return shape.value_bytes == FP32_BYTES or bool(self.shared_expert_size)
 

@@ -125,7 +125,14 @@ class PermutationConfig(_BaseObjectiveConfig):
     )
 
     def count_predicted(self, length: int) -> int:
-        """Return the places for predicted tokens of a window of `length` tokens."""
+        """Count the places for predicted tokens of a window.
+
+        Args:
+            length: Tokens of the window.
+
+        Returns:
+            The places. A window with fewer predicted tokens leaves some empty.
+        """
         return -(-length // self.context_factor)
 
     def count_lengths(self, length: int) -> tuple[int, int]:

@@ -49,13 +49,25 @@ class PatchesConfig(Section):
         return int(self.class_token)
 
     def count_positions(self, image_size: int) -> int:
-        """Return the positions of an image of `image_size` × `image_size` pixels, the class
-        token included.
+        """Count the positions that the model has for an image.
+
+        Args:
+            image_size: Height and width in pixels, a multiple of `patch_size`.
+
+        Returns:
+            The patches, and the class token where there is one.
         """
         return (image_size // self.patch_size) ** 2 + self.num_leading
 
     def list_channel_values(self, values: tuple[float, ...]) -> list[float]:
-        """Return a value for each channel; a single one is every channel's."""
+        """Repeat a setting of all channels for each of them.
+
+        Args:
+            values: One value per channel, or a single one for all: `mean` or `std`.
+
+        Returns:
+            A value for each channel.
+        """
         return list(values) * (self.num_channels if len(values) == 1 else 1)
 
     def iter_parameters(self, width: int) -> Iterator[ParameterTensor]:

@@ -109,7 +109,15 @@ class InterleavedScheduleConfig(_BaseSchedule):
         return self.stages_per_rank
 
     def find_micro_batch_problem(self, ranks: int, micro_batches: int) -> str | None:
-        """Return the rule that a number of micro-batches breaks: rounds of equal size."""
+        """Return the rule that a number of micro-batches breaks: rounds of equal size.
+
+        Args:
+            ranks: Size of the pipeline axis.
+            micro_batches: Micro-batches of a rank in one step.
+
+        Returns:
+            The legal numbers in words; None where the number is one of them.
+        """
         # As in torch's ScheduleInterleaved1F1B.
         rounds = max(1, micro_batches // ranks)
         if micro_batches % rounds:

@@ -47,8 +47,14 @@ class SegmentMemoryAttentionConfig(BaseAttentionConfig):
         return self.projections
 
     def fold_row(self, length: int) -> FoldedRow:
-        """Return the segments of a row; the memory is no longer than what precedes the last
-        segment.
+        """Return the segments of a row as calls of an attention kernel.
+
+        Args:
+            length: Positions of the row.
+
+        Returns:
+            Segments, positions of each, and keys before each. The memory is no longer than what
+            precedes the last segment.
         """
         queries = min(self.segment_length, length)
         segments = -(-length // queries)

@@ -167,7 +167,14 @@ class CheckpointReader:
     """
 
     def __init__(self, checkpoint: Path) -> None:
-        """Read the checkpoint's index."""
+        """Read the checkpoint's index.
+
+        Args:
+            checkpoint: Folder of the checkpoint.
+
+        Raises:
+            CheckpointError: The index is missing or damaged.
+        """
         self._reader = CheckpointStorageReader(checkpoint)
         stored: dict[str, Any] = self._reader.read_metadata().state_dict_metadata
         self.shapes = {name: tuple(one.size) for name, one in stored.items()}

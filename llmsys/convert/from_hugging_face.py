@@ -60,10 +60,15 @@ class HuggingFaceImport:
     """
 
     def __init__(self, source: Path, dtype: torch.dtype | None = None) -> None:
-        """Read config.json and all headers, and compare them. `dtype` is that of our weights; None:
-        as stored.
+        """Read config.json and the headers of all files, and compare them. No tensor is read yet.
 
-        Raises ConfigError or CheckpointError naming whatever does not fit.
+        Args:
+            source: The folder.
+            dtype: Dtype of our weights. Default: None, each tensor as it is stored.
+
+        Raises:
+            ConfigError: The model is not supported.
+            CheckpointError: Files are missing, damaged, or do not fit the model.
         """
         values = _read_config_values(source)
         self.files = QuantizedFolder(source, values)

@@ -62,9 +62,14 @@ class SafetensorsFolder:
     """Reads tensors by name from the files of a folder."""
 
     def __init__(self, folder: Path, single: str = SINGLE) -> None:
-        """Read the headers of all files; `single` is the one file of a folder without an index.
+        """Read the headers of all files.
 
-        Raises CheckpointError for files that are missing, damaged, or at odds with the index.
+        Args:
+            folder: The folder, with an index or with one file of tensors.
+            single: Name of the one file of a folder without an index.
+
+        Raises:
+            CheckpointError: A file is missing, damaged, or at odds with the index.
         """
         self.folder = folder
         self._open: tuple[str, Any] | None = None
@@ -90,7 +95,15 @@ class SafetensorsFolder:
                 )
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor, on the CPU."""
+        """Read one tensor.
+
+        Args:
+            name: A key of `tensors`. Tensors are read fastest file by file: one file is open at a
+                time.
+
+        Returns:
+            The tensor, on the CPU.
+        """
         return self._read_stored(name, self.tensors[name])
 
     def _read_stored(self, name: str, stored: StoredTensor) -> Tensor:

@@ -70,9 +70,21 @@ class HuggingFaceExport:
     """
 
     def __init__(self, source: Path, shard_bytes: int | None, dtype: str | None = None) -> None:
-        """Read the run's config and the checkpoint's index, and compare them.
+        """Read the run's config and the checkpoint's index, and compare them. No tensor is read
+        yet.
 
-        Raises ConfigError or CheckpointError naming every difference.
+        Args:
+            source: Folder of a run, of which the newest complete checkpoint is taken, or of a
+                checkpoint. A run with `checkpoint.average_last` is exported as the average with
+                which it evaluates.
+            shard_bytes: Bytes of tensors in a file, at most; a larger tensor gets its own file.
+                None: the files of the imported folder, else 5 GB.
+            dtype: Name of the dtype of all tensors. "source": that of each tensor in the imported
+                folder. Default: None, the same where there is one, else that of the checkpoint.
+
+        Raises:
+            ConfigError: The model has no config.json, or "source" has no imported folder.
+            CheckpointError: Config and checkpoint differ; every difference is named.
         """
         run_folder, checkpoint = find_checkpoint(source)
         self.run_folder = run_folder

@@ -44,7 +44,14 @@ class StepLoader:
         self.wait_seconds = 0.0
 
     def get_step_metrics(self, step: int) -> dict[str, Any]:
-        """Return metrics of a step over all ranks, for the log."""
+        """Describe the data of a step, for the log.
+
+        Args:
+            step: The step, counted from 0. It need not have been read.
+
+        Returns:
+            Fields of the `step` event, over all ranks.
+        """
         return self.source.get_step_metrics(step)
 
     def iter_steps(self, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:

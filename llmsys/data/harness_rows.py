@@ -27,16 +27,30 @@ class HarnessTokenizer:
         )
 
     def encode(self, text: str, opened: bool = True) -> list[int]:
-        """Return the ids of a text, in which control tokens are spelled; `opened`: with what the
-        file puts before.
+        """Encode a text, in which control tokens may be spelled.
+
+        Args:
+            text: The text.
+            opened: Begin with the ids that the tokenizer's file puts before a text, unless the text
+                begins with the prefix token itself. Default: True.
+
+        Returns:
+            The ids.
         """
         ids = self.tokenizer.encode_controls(text).ids
         is_begun = bool(self._prefix_text) and text.startswith(self._prefix_text)
         return [*self._opening, *ids] if opened and not is_begun else ids
 
     def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the ids of a context and of its continuation, to which spaces at the end of the
-        context belong.
+        """Encode a context and its continuation, the one after the other.
+
+        Args:
+            context: What is given. Spaces at its end belong to the continuation, as in the harness.
+                "": the prefix token is the context.
+            continuation: What is scored.
+
+        Returns:
+            The ids of the context, and those of the continuation.
         """
         if not context:
             ids = self.encode(continuation, opened=False)

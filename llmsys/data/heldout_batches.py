@@ -91,7 +91,15 @@ class HeldoutWindows:
         )
 
     def get_rows(self, numbers: Sequence[int]) -> WindowBatch:
-        """Return windows of `length + 1` tokens, counted on from the first after the last."""
+        """Return windows of `length + 1` tokens.
+
+        Args:
+            numbers: Numbers of R windows. Those after the last begin again with the first.
+
+        Returns:
+            Tokens and document numbers, (R, length + 1). The last window goes on with the beginning
+            of the split.
+        """
         starts = np.asarray(numbers)[:, None] % self.windows * self.length
         index = (starts + np.arange(self.length + 1)) % len(self.stream)
         return WindowBatch(self.stream[index], np.searchsorted(self.ends, index, side="right"))
@@ -101,6 +109,13 @@ class MaskedHeldoutWindows:
     """The windows of `HeldoutWindows`, with hidden tokens or missing spans."""
 
     def __init__(self, windows: HeldoutWindows, masking: WindowTransform) -> None:
+        """Combine windows with what hides their tokens.
+
+        Args:
+            windows: The windows.
+            masking: Gets the numbers of the windows with each batch, so every evaluation hides the
+                same tokens.
+        """
         self.windows = windows
         self.masking = masking
         self.num_rows = windows.windows

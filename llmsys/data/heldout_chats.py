@@ -34,6 +34,18 @@ class HeldoutChats:
     def __init__(
         self, shards: TokenShards, tokenizer: Tokenizer, *, length: int, max_tokens: int = 0
     ) -> None:
+        """Read the chats into memory.
+
+        Args:
+            shards: The held-out split.
+            tokenizer: The tokenizer of the split.
+            length: Positions to predict in a row; later tokens of longer chats are left out.
+            max_tokens: Only the first chats with at most so many tokens, but at least one chat.
+                Default: 0, all.
+
+        Raises:
+            DataError: No chat has text of an answer among its first `length` + 1 tokens.
+        """
         chats = StoredChats(tokenizer.vocab_size, tokenizer.eos_id)
         lengths, _ = shards.read_leading_sizes(max_tokens)
         count = len(lengths)

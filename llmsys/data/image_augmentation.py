@@ -29,6 +29,14 @@ class ImageAugmenter:
     def __init__(
         self, config: AugmentationConfig, layout: ImageLayout, key: tuple[str | int, ...]
     ) -> None:
+        """Load torchvision, which changes the images.
+
+        Args:
+            config: What may change, and how far.
+            layout: Size and patches of the images.
+            key: What the changes are drawn by, besides the number of an image: equal keys give
+                equal changes, such as the fingerprint of the data and the seed of the run.
+        """
         self.config = config
         self.layout = layout
         self.key = key

@@ -37,7 +37,14 @@ class ImageLayout:
         return self.patches.count_positions(self.image_size)
 
     def require_values(self, pairs: SequencePairs) -> None:
-        """Raise ConfigError unless every image has this size."""
+        """Check that every image has the size of this layout.
+
+        Args:
+            pairs: The images of a split and their labels.
+
+        Raises:
+            ConfigError: An image has another number of values; the message names the first.
+        """
         wanted = self.patches.num_channels * self.image_size**2
         lengths = pairs.sources.lengths
         if (strange := np.flatnonzero(lengths != wanted)).size:

@@ -186,6 +186,11 @@ class ScoredRows:
     """Rows in order of their lengths; the targets of a row are its tokens from `first` on."""
 
     def __init__(self, rows: Sequence[ChoiceRow]) -> None:
+        """Sort the rows by length, so that rows of a batch need little padding.
+
+        Args:
+            rows: One row per question and choice.
+        """
         # Ties are broken by number, so that the rows of a batch do not depend on the sorting
         # algorithm.
         self.sorted = sorted(rows, key=lambda row: (len(row.tokens), row.question, row.choice))

@@ -84,7 +84,16 @@ class SequencePairs:
         return self.targets.fingerprint
 
     def require_lengths(self, source: int, target: int) -> None:
-        """Raise ConfigError if a sequence is longer than the config allows, in tokens."""
+        """Check that no sequence is longer than the config allows.
+
+        Args:
+            source: `batch.sequence_length`, in tokens.
+            target: `batch.target_sequence_length`, in tokens.
+
+        Raises:
+            ConfigError: One is longer; the message has the longest of its side and its place in the
+                data.
+        """
         sides = (
             ("sequence_length", "source", self.sources, source),
             ("target_sequence_length", "target", self.targets, target),
@@ -140,6 +149,11 @@ class TranslationCollator:
     """Builder of translation batches: targets that begin with `start_token`, and their sources."""
 
     def __init__(self, start_token: int) -> None:
+        """Choose the token that begins the inputs of the decoder.
+
+        Args:
+            start_token: Its id. Targets are the tokens of the target without it.
+        """
         self.start_token = start_token
 
     def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
@@ -156,6 +170,12 @@ class ClassificationCollator:
     """
 
     def __init__(self, opening_token: int) -> None:
+        """Choose the token that begins each text.
+
+        Args:
+            opening_token: Its id, the one that opens documents in pretraining. It takes the place
+                of the text's end token, so lengths stay.
+        """
         self.opening_token = opening_token
 
     def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:

@@ -172,6 +172,21 @@ class WindowStepBatches:
         deal: Literal["sequential", "balanced"] = "sequential",
         chats: StoredChats | None = None,
     ) -> None:
+        """Combine windows with the plan of a run. Nothing is read yet.
+
+        Args:
+            windows: Numbered windows over the packed documents.
+            plan: Sequences of each step and micro-batch, and the data rank that these batches are
+                for.
+            separate_documents: Tokens attend only within their document.
+            masking: Hides tokens of each window and makes them the targets. Default: None, each
+                token is predicted from those before it.
+            deal: "sequential" gives ranks and micro-batches their windows in order, "balanced"
+                evens out the cost of attention among them. The windows of a step are the same.
+                Default: "sequential".
+            chats: Splits stored ids, where the windows hold chats. Default: None, they hold
+                documents.
+        """
         self.windows = windows
         self.plan = plan
         self.masking = masking

@@ -61,6 +61,10 @@ class CheckedFile:
     def __init__(self, path: Path, entry: TokenFile) -> None:
         """Open a file and verify the head of its page table.
 
+        Args:
+            path: The token file; its page table lies next to it.
+            entry: Size and digests of the file, from the index of the split.
+
         Raises:
             DataError: A file is missing, of another size, or damaged.
         """

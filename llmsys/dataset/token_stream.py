@@ -158,7 +158,16 @@ class TokenStream:
                 batch = batch + 1
 
     def get_batch_tokens(self, number: int, file: CheckedFile, batch: int) -> tuple[int, int]:
-        """Return the first token of a record batch in the stream, and the end of its tokens."""
+        """Return the tokens of a record batch as a range of the stream.
+
+        Args:
+            number: Number of the file in the split, counted from 0.
+            file: This file, opened by `get_file`.
+            batch: Number of the record batch in the file.
+
+        Returns:
+            The first token in the stream, and the end of the batch's tokens.
+        """
         before = int(self._first_tokens[number])
         return before + int(file.token_edges[batch]), before + int(file.token_edges[batch + 1])
 
@@ -313,7 +322,19 @@ class TokenStream:
         return first, np.concatenate(found)
 
     def get_batch_ends(self, number: int, batch: int) -> Integers:
-        """Return the end of each document of a record batch in the stream."""
+        """Return the ends of the documents of a record batch, from a cache of the last ones.
+
+        Args:
+            number: Number of the file in the split, counted from 0.
+            batch: Number of the record batch in the file.
+
+        Returns:
+            The end of each document in the stream, (documents,) int64. Shared with the cache: do
+            not change it.
+
+        Raises:
+            DataError: The lengths of documents are damaged, or the file is gone.
+        """
         key = number, batch
         with self._lock:
             if (cached := self._ends.get(key)) is not None:
@@ -361,17 +382,28 @@ class TokenStream:
         return int(ends[row - 1]) if row else opens, int(ends[row])
 
     def get_first_document(self, number: int, batch: int) -> int:
-        """Return the number of the first document of a record batch."""
+        """Return the number of the first document of a record batch.
+
+        Args:
+            number: Number of the file in the split, counted from 0.
+            batch: Number of the record batch in the file.
+
+        Returns:
+            The number of the document in the split.
+        """
         return int(self._first_documents[number]) + int(self.get_file(number).batches.rows[batch])
 
     def locate_document(self, document: int) -> tuple[int, int, int]:
         """Find a document in the files.
 
         Args:
-            document: Its number in the split.
+            document: Its number in the split, counted from 0.
 
         Returns:
-            The file, the record batch and the row.
+            The file, the record batch in it and the row in the batch.
+
+        Raises:
+            IndexError: The split has no such document.
         """
         if not 0 <= document < self.num_documents:
             raise IndexError(f"document {document} of a split of {self.num_documents}")

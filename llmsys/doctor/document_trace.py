@@ -42,6 +42,11 @@ class DocumentTracer:
     """The opened data of one run. Steps are counted from 1, as in the log."""
 
     def __init__(self, config: RunConfig) -> None:
+        """Open the training data of a run, as one rank would read them.
+
+        Args:
+            config: Config of the run. Later doublings of the batch are loaded from its folder.
+        """
         self.config = config = load_doublings(config)
         self.dataset = open_run_data(config, "train")
         self.steps: StepBatches = build_step_batches(
@@ -69,10 +74,17 @@ class DocumentTracer:
     def locate_document(
         self, *, url: str | None = None, document: str | None = None
     ) -> list[DocumentLocation]:
-        """Return the locations of a URL or a document id.
+        """Locate a document in the training shards, by its URL or its id.
+
+        Args:
+            url: Its URL, as the crawl has it.
+            document: Its id.
+
+        Returns:
+            One location for each copy, in the order of the sources.
 
         Raises:
-            DataError: it is in no training shard.
+            DataError: It is in no training shard.
         """
         asked: dict[SideColumn, str | int] = {} if document is None else {"id": document}
         if url is not None:
@@ -94,8 +106,14 @@ class DocumentTracer:
         return places
 
     def list_steps_with_document(self, place: DocumentLocation, steps_done: int) -> list[int]:
-        """List the steps up to `steps_done` with tokens of a document, in order; at least one
-        per epoch.
+        """List the steps that saw tokens of a document: at least one per epoch.
+
+        Args:
+            place: From `locate_document`.
+            steps_done: The last step of the run so far.
+
+        Returns:
+            Steps in order, counted from 1.
         """
         if isinstance(self.steps, WindowStepBatches):
             count = self.config.batch.count_sequences_before(steps_done)

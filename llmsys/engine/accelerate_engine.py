@@ -82,6 +82,18 @@ class AccelerateEngine:
         device: torch.device,
         initialize: bool = True,
     ) -> None:
+        """Allocate and fill the parameters, and wrap the model.
+
+        Args:
+            model: A model on the meta device; it gets its initial values here.
+            meshes: Sub-meshes of the run's layout.
+            optimizer: The `optimizer:` section.
+            loss: The loss at the head.
+            compute_dtype: Dtype of the forward; in float16 the loss is scaled.
+            seed: Seed of the initial values.
+            device: Device of this rank.
+            initialize: Draw the initial values. False: a checkpoint will replace them.
+        """
         self.device = device
         self.module = model
         self.observe_gradients: ObserveGradients | None = None

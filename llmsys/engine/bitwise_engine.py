@@ -93,6 +93,20 @@ class BitwiseEngine:
         cut: PipelineCut | None = None,
         data_parallel: DataParallel = "fsdp",
     ) -> None:
+        """Shard the model, allocate and fill it, and switch torch to deterministic kernels.
+
+        Args:
+            model: A model on the meta device; it gets its initial values here.
+            meshes: Sub-meshes of the run's layout.
+            optimizer: The `optimizer:` section; only elementwise kinds keep their bits over shards.
+            loss: The loss at the head.
+            compute_dtype: Dtype of the forward; masters and sums are float32.
+            seed: Seed of the initial values.
+            device: Device of this rank.
+            initialize: Draw the initial values. False: a checkpoint will replace them.
+            cut: The layers of every stage of a pipeline. Default: None, cut by cost.
+            data_parallel: FSDP2, or whole weights without a wrapper.
+        """
         self.device = device
         self.module = model
         self.observe_gradients: ObserveGradients | None = None

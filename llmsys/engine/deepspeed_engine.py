@@ -79,6 +79,22 @@ class DeepSpeedEngine:
         initialize: bool = True,
         offload: Literal["none", "optimizer"] = "none",
     ) -> None:
+        """Partition the model by ZeRO, and allocate and fill it.
+
+        Args:
+            model: A model on the meta device; it gets its initial values here.
+            meshes: Sub-meshes of the run's layout.
+            zero_stage: What is sharded. 0: nothing. 1: master weights and moments. 2: also
+                gradients. 3: also weights.
+            optimizer: The `optimizer:` section.
+            loss: The loss at the head.
+            compute_dtype: Dtype of the forward; in float16 the loss is scaled.
+            seed: Seed of the initial values.
+            device: Device of this rank.
+            initialize: Draw the initial values. False: a checkpoint will replace them.
+            offload: "optimizer" keeps master weights and moments in host memory and runs the
+                optimizer there. Default: "none".
+        """
         self.device = device
         self.module = model
         self._meshes = meshes

@@ -23,6 +23,13 @@ class EmaEngine(AveragingEngine):
     """An engine with an EMA of its weights. `half_life_tokens` counts training targets."""
 
     def __init__(self, engine: Engine, half_life_tokens: int) -> None:
+        """Begin the average with the present weights.
+
+        Args:
+            engine: Trains the weights. Its `get_state` must return the tensors themselves.
+            half_life_tokens: Training targets, over all ranks, after which a weight has half its
+                share.
+        """
         super().__init__(engine)
         self._half_life = half_life_tokens
         self._swapped = False

@@ -72,7 +72,11 @@ class PipelinedModel:
         )
 
     def report_passes(self, report: Callable[[str], None]) -> None:
-        """Call `report` with each pass that begins, and with "" at its end."""
+        """Report the passes of the schedule, for instance to a watchdog.
+
+        Args:
+            report: Called with the name of each pass that begins, and with "" at its end.
+        """
         self._runner.report_pass = report
 
     @property

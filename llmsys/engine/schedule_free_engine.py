@@ -24,6 +24,13 @@ class ScheduleFreeEngine(AveragingEngine):
     """
 
     def __init__(self, engine: Engine, beta: float) -> None:
+        """Wrap an engine whose optimizer is schedule-free.
+
+        Args:
+            engine: Trains the weights y at which gradients are taken. Its `get_state` must return
+                the tensors themselves.
+            beta: Share of the average in these weights, the first of `optimizer.betas`; above 0.
+        """
         super().__init__(engine)
         self._factor = (1 - beta) / beta
         self._saved: dict[str, Tensor] = {}

@@ -64,11 +64,22 @@ class PipelineCut:
     ranks: int
 
     def list_rank_stages(self, rank: int) -> list[int]:
-        """Return the indices of the stages on one rank of the pipeline, in order."""
+        """Return the stages on one rank of the pipeline.
+
+        Args:
+            rank: Index on the pipeline axis.
+
+        Returns:
+            Indices of stages, in order: one, or several in an interleaved schedule.
+        """
         return list(range(rank, len(self.stages), self.ranks))
 
     def is_last(self, stage: int) -> bool:
-        """Return whether a stage has the head and the loss."""
+        """Return whether a stage has the head and the loss.
+
+        Args:
+            stage: Index of the stage among all, not among those of a rank.
+        """
         return stage == len(self.stages) - 1
 
 
@@ -143,6 +154,12 @@ class LayerCosts:
     """
 
     def __init__(self, model: ModelConfig, sequence_length: int) -> None:
+        """List the tensors of the model.
+
+        Args:
+            model: The full model.
+            sequence_length: Positions of a sequence, by which products and scores are counted.
+        """
         self._model, self._length = model, sequence_length
         self._rows = list_model_tensors(model)
 

@@ -42,6 +42,18 @@ class ChatModel:
     """A model, its tokenizer and the settings that a page starts with."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, config: RunConfig) -> None:
+        """Load the chat template of the run.
+
+        Args:
+            model: The model, with its weights, on its device.
+            tokenizer: Its tokenizer.
+            config: Config of the run; its `generation:` section has the settings that a page starts
+                with.
+
+        Raises:
+            ConfigError: generation.format=chat, and there is no template.
+            DataError: The template cannot be used.
+        """
         self.model = model
         self.tokenizer = tokenizer
         self.config = config

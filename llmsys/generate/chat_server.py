@@ -65,7 +65,15 @@ class ChatServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, chat: ChatModel, port: int) -> None:
-        """Bind to this machine. Raises ConfigError when the port is taken."""
+        """Bind to this machine; other machines cannot connect.
+
+        Args:
+            chat: The model that answers.
+            port: TCP port; 0 takes a free one.
+
+        Raises:
+            ConfigError: The port cannot be used.
+        """
         self.chat = chat
         try:
             super().__init__((ADDRESS, port), _ChatHandler)

@@ -104,7 +104,12 @@ class TextStreamer:
         self._emitted = ["" for _ in prompts]
 
     def __call__(self, row: int, token: int) -> None:
-        """Add one token of one text."""
+        """Add one token of one text, and emit the characters that it completes.
+
+        Args:
+            row: Index of the prompt.
+            token: Id of the token.
+        """
         self._ids[row].append(token)
         text = self._tokenizer.decode(self._ids[row])
         # The replacement character: the bytes of the last character are incomplete.
@@ -114,7 +119,12 @@ class TextStreamer:
         self._decoded[row] = text
 
     def flush(self, texts: list[str]) -> None:
-        """Emit the text that was held back until the end."""
+        """Emit the text that was held back until the end.
+
+        Args:
+            texts: The whole completion of each prompt. Of a text that does not begin with what was
+                emitted, nothing more is.
+        """
         for row, text in enumerate(texts):
             if text.startswith(self._emitted[row]):
                 self._emit_text(row, text[len(self._emitted[row]) :])

@@ -74,6 +74,14 @@ class ConfigJsonReader:
     """
 
     def __init__(self, values: dict[str, Any], defaults: dict[str, Any], prefix: str = "") -> None:
+        """Begin without a problem.
+
+        Args:
+            values: The mapping, as parsed from JSON.
+            defaults: The model type's value of each key that a file may leave out.
+            prefix: Path of the mapping in the file, which messages put before its keys. Default:
+                "", the file itself.
+        """
         self.values, self.defaults, self.prefix = values, defaults, prefix
         self.asked: set[str] = set()
         self.sections: dict[str, ConfigJsonReader] = {}
@@ -81,12 +89,26 @@ class ConfigJsonReader:
         self.notes: list[str] = []
 
     def read_int(self, *names: str) -> int:
-        """Return an integer; null is a problem."""
+        """Read an integer; null is a problem.
+
+        Args:
+            *names: The key and its other spellings. Spellings with unequal values are a problem.
+
+        Returns:
+            The value of the first spelling that the file has, else the default.
+        """
         found = self._read_typed(names, _to_int, "a whole number")
         return 1 if found is None else int(found)
 
     def read_optional_int(self, *names: str) -> int | None:
-        """Return an integer or None."""
+        """Read an integer or null.
+
+        Args:
+            *names: The key and its other spellings.
+
+        Returns:
+            The value or the default; None for null, and where there is neither.
+        """
         return self._read_typed(names, _to_int, "a whole number", null=True)  # type: ignore[no-any-return]
 
     def read_float(self, *names: str) -> float:
@@ -99,7 +121,14 @@ class ConfigJsonReader:
         return self._read_typed(names, _to_float, "a finite number", null=True)  # type: ignore[no-any-return]
 
     def read_positive_float(self, *names: str) -> float:
-        """Return a number above 0."""
+        """Read a number above 0; anything else is a problem.
+
+        Args:
+            *names: The key and its other spellings.
+
+        Returns:
+            The value or the default; 1 after a problem.
+        """
         value = self.read_float(*names)
         if value > 0:
             return value
@@ -107,11 +136,25 @@ class ConfigJsonReader:
         return 1.0
 
     def read_bool(self, *names: str) -> bool:
-        """Return a boolean; null is False, as in Python."""
+        """Read a boolean.
+
+        Args:
+            *names: The key and its other spellings.
+
+        Returns:
+            The value or the default; False for null, as in Python, and where there is neither.
+        """
         return bool(self._read_typed(names, _to_bool, "true or false", null=True))
 
     def read_str(self, *names: str) -> str:
-        """Return text; null is a problem."""
+        """Read text; null is a problem.
+
+        Args:
+            *names: The key and its other spellings.
+
+        Returns:
+            The value or the default; "" after a problem without a default.
+        """
         return str(self._read_typed(names, _to_str, "text") or "")
 
     def read_float_list(self, name: str) -> list[float]:
@@ -124,7 +167,14 @@ class ConfigJsonReader:
         )
 
     def read_int_list(self, name: str) -> list[int]:
-        """Return a list of integers; null is an empty list."""
+        """Read a list of integers.
+
+        Args:
+            name: The key.
+
+        Returns:
+            The value or the default; empty for null, and where there is neither.
+        """
         return (
             self._read_typed(
                 (name,), _build_list_converter(_to_int), "a list of whole numbers", null=True
@@ -133,7 +183,14 @@ class ConfigJsonReader:
         )
 
     def read_str_list(self, name: str) -> list[str]:
-        """Return a list of texts; null is an empty list."""
+        """Read a list of texts.
+
+        Args:
+            name: The key.
+
+        Returns:
+            The value or the default; empty for null, and where there is neither.
+        """
         return (
             self._read_typed((name,), _build_list_converter(_to_str), "a list of texts", null=True)
             or []
@@ -202,7 +259,11 @@ class ConfigJsonReader:
             )
 
     def ignore_keys(self, *names: str) -> None:
-        """Accept keys of this model type that do not change the model."""
+        """Accept keys of this model type that do not change the model.
+
+        Args:
+            *names: Keys. Whatever their value, they are no longer unknown keys.
+        """
         self.asked.update(names)
 
     def add_note(self, name: str, text: str) -> None:

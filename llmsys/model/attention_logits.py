@@ -19,6 +19,12 @@ class LogitRecorder:
     """The running maximum of the logits of one attention layer, by head of the whole layer."""
 
     def __init__(self, num_heads: int) -> None:
+        """Begin without a forward pass.
+
+        Args:
+            num_heads: Query heads of the whole layer, H, also where this rank computes some of
+                them.
+        """
         self._num_heads = num_heads
         self._maxima_H: Tensor | None = None
 

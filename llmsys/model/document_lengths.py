@@ -34,7 +34,14 @@ class DocumentLengths:
     max_length: int
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "DocumentLengths":
-        """Return a copy whose tensor went through `change`."""
+        """Return a copy whose tensor went through a function.
+
+        Args:
+            change: Applied to `cu_lengths`, for instance a copy to the device of the model.
+
+        Returns:
+            The copy. `max_length` is a Python integer and stays.
+        """
         return DocumentLengths(change(self.cu_lengths), self.max_length)
 
 

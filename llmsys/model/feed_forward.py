@@ -33,6 +33,14 @@ class FeedForward(nn.Module):
     def __init__(
         self, config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0
     ) -> None:
+        """Build the projections on the current default device.
+
+        Args:
+            config: Activation, gate and biases.
+            hidden_size: Channels of input and output, D.
+            width: Inner channels.
+            dropped: Dropout probability of inner channels in training. Default: 0.
+        """
         super().__init__()
         self.config = config
         self.dropped = dropped

@@ -168,8 +168,29 @@ class ContextBuilder:
         predicted_BP: Tensor | None = None,
         training: bool = False,
     ) -> ForwardContext:
-        """Return the context of `length` new tokens, on the device and in the dtype of `like`,
-        (B, …).
+        """Build the context of a forward pass over new tokens.
+
+        Args:
+            length: Number of new tokens, T.
+            like: Embedded tokens, (B, …): the masks get their device and dtype.
+            bias_table: T5's trained bias. Default: None, the stack has none.
+            documents_BT: Document id of each token; negative at padding. Not together with a cache.
+                Default: each row is one document.
+            document_lengths: Lengths of these documents, where the loader counted them.
+            token_types_BT: Segment ids (XLNet).
+            cache: Keys and values of earlier tokens: positions continue after them. Not advanced
+                here.
+            memory: Encoder output; without it there is no mask of cross-attention.
+            real_BT: False at padding. Default: padding is where `documents_BT` is negative.
+            predicted_BP: Positions of the query stream, for which masks get P more rows (XLNet).
+            training: Whether dropout is active.
+
+        Returns:
+            The context, for one forward pass.
+
+        Raises:
+            ConfigError: More positions than the model or the cache has, or documents together with
+                a cache.
         """
         start = 0 if cache is None else cache.length
         _check_inputs(self.config, start + length, documents_BT, cache)

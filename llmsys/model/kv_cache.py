@@ -60,6 +60,20 @@ class KeyValueCache:
     def __init__(
         self, config: ModelConfig, rows: int, capacity: int, *, padding_B: Tensor | None = None
     ) -> None:
+        """Prepare an empty cache. Memory is allocated at the first forward pass, in its dtype and
+        on its device.
+
+        Args:
+            config: The model that fills the cache.
+            rows: Number of sequences, B.
+            capacity: Positions of a row: prompt with its padding, and all tokens that are
+                generated.
+            padding_B: Number of empty slots on the left of each row, where prompts have unequal
+                lengths. Default: None, no row has any.
+
+        Raises:
+            ConfigError: The model is an encoder, or its experts choose their tokens.
+        """
         if config.family == "encoder":
             raise ConfigError("An encoder has no use for a key-value cache. Call it without one.")
         if config.moe is not None and isinstance(config.moe.routing, ExpertChoiceConfig):

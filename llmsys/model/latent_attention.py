@@ -27,6 +27,14 @@ class MultiHeadLatentAttention(nn.Module):
     """q = [q_nope; rotated q_rope], k = [k_nope(latent); rotated k_rope], v = v(latent)."""
 
     def __init__(self, config: ModelConfig, attention: LatentAttentionConfig, layer: int) -> None:
+        """Build the projections on the current default device.
+
+        Args:
+            config: Heads, width and dropout of the model.
+            attention: Ranks of the latents and widths of a head's parts.
+            layer: Index of the layer, from 0. It decides on rotation and mask, and is the key of
+                its entries in a cache.
+        """
         super().__init__()
         self.layer = layer
         self.layer_type = config.get_layer_type(layer)

@@ -55,6 +55,14 @@ class LayerStack(nn.Module):
     """
 
     def __init__(self, config: ModelConfig, *, alpha: float = 1.0) -> None:
+        """Build the layers on the current default device.
+
+        Args:
+            config: Config of this stack: of an encoder-decoder's encoder that of the encoder.
+            alpha: DeepNorm's weight of the stream, from `compute_deepnorm_alpha`. It depends on the
+                depths of encoder and decoder, so a stack cannot compute it. Default: 1, no
+                DeepNorm.
+        """
         super().__init__()
         self.config = config
         width = config.hidden_size
@@ -95,11 +103,23 @@ class LayerStack(nn.Module):
         predicted_BP: Tensor | None = None,
         layers: range | None = None,
     ) -> tuple[Tensor, ForwardContext]:
-        """Return the hidden states after the last block, before the final norm, and the context of
-        the blocks.
+        """Run the blocks, without the final norm and the head.
 
-        With `layers` only those blocks run; without the first among them, `embedded_BTD` are hidden
-        states.
+        Args:
+            embedded_BTD: Embedded tokens. Hidden states where `layers` lacks the first layer.
+            documents_BT: As in `Transformer.forward`.
+            document_lengths: As in `Transformer.forward`.
+            token_types_BT: Segment ids, for attention that compares segments (XLNet).
+            cache: Keys and values of earlier calls; advanced by T after the last block.
+            memory: Encoder output, for cross-attention.
+            real_BT: False at padding. Default: padding is where `documents_BT` is negative.
+            predicted_BP: Positions of the query stream (XLNet), whose states are appended to the
+                others.
+            layers: Layers to run: a stage of a pipeline. Default: all.
+
+        Returns:
+            Hidden states after the last of these blocks, (B, T, D), or (B, T + P, D) with a query
+            stream; and the context that the blocks shared.
         """
         context = self.shared(
             embedded_BTD.shape[1],
@@ -138,8 +158,13 @@ class LayerStack(nn.Module):
         return x_BTD, context
 
     def select_blocks(self, layers: range | None) -> list[nn.Module]:
-        """Return the blocks of some layers, or all that are here. In a pipeline a rank lacks
-        those of other stages.
+        """Return the blocks of some layers. In a pipeline a rank lacks those of other stages.
+
+        Args:
+            layers: Indices of layers. None: all that are here.
+
+        Returns:
+            The blocks in depth order.
         """
         return [
             block

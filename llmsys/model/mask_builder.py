@@ -86,6 +86,11 @@ class MaskBuilder:
     """Builder of the masks of one stack."""
 
     def __init__(self, config: ModelConfig) -> None:
+        """Read the window of each layer type.
+
+        Args:
+            config: Config of the stack. Every stack but an encoder is causal.
+        """
         self.config = config
         self.causal = config.family != "encoder"
         self.windows = {

@@ -65,6 +65,13 @@ class MoELayer(Float32BufferModule):
     num_dropped: Tensor
 
     def __init__(self, hidden_size: int, config: MoeConfig) -> None:
+        """Build router and experts on the current default device.
+
+        Args:
+            hidden_size: Channels of input and output, D.
+            config: The `model.moe:` section. All its experts are built; `apply_expert_parallel`
+                later keeps those of this rank.
+        """
         super().__init__()
         self.config = config
         self.router = TopKRouter(hidden_size, config)

@@ -25,6 +25,13 @@ class AttentionProjections(nn.Module):
     def __init__(
         self, config: ModelConfig, attention: MultiHeadAttentionConfig, layer: int
     ) -> None:
+        """Build the projections on the current default device.
+
+        Args:
+            config: Heads, width and dropout of the model.
+            attention: Biases, norms, scale and caps of the scores.
+            layer: Index of the layer, from 0; the key of its entries in a cache.
+        """
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_dim
@@ -96,6 +103,14 @@ class MultiHeadAttention(AttentionProjections):
     def __init__(
         self, config: ModelConfig, attention: MultiHeadAttentionConfig, layer: int
     ) -> None:
+        """Build the projections on the current default device.
+
+        Args:
+            config: Heads, width and dropout of the model.
+            attention: Biases, norms, scale and caps of the scores, and sinks.
+            layer: Index of the layer, from 0. It decides on window and rotation, and is the key of
+                its entries in a cache.
+        """
         super().__init__(config, attention, layer)
         self.layer_type = config.get_layer_type(layer)
         self.rotates = config.uses_rope(layer)

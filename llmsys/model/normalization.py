@@ -23,6 +23,13 @@ class RMSNorm(nn.Module):
     """
 
     def __init__(self, width: int, eps: float, *, unit_offset: bool = False) -> None:
+        """Build the weight, whose initial factor is 1.
+
+        Args:
+            width: Size of the last dim of the input.
+            eps: Added to the mean of squares.
+            unit_offset: Store the factor minus 1, as Gemma does: the weight begins at 0.
+        """
         super().__init__()
         self.eps = eps
         self.unit_offset = unit_offset

@@ -177,7 +177,15 @@ class RotaryCosSin:
         self.pairing = pairing
 
     def __call__(self, x_BTHK: Tensor) -> Tensor:
-        """Rotate the first R channels of each head; shape and dtype are kept."""
+        """Rotate the first R channels of each head, and keep the others.
+
+        Args:
+            x_BTHK: Queries or keys of the positions that this object was built for.
+
+        Returns:
+            The rotated heads, in the shape and dtype of the input. The product is computed in
+            float32.
+        """
         width = self.cos.shape[-1]
         if width == x_BTHK.shape[-1]:
             return self._rotate_channels(x_BTHK)
@@ -222,10 +230,18 @@ class RotaryEmbedding:
         device: torch.device,
         sliding: bool = False,
     ) -> RotaryCosSin:
-        """Return the rotation of positions 0 to length - 1, or of `positions_BT`, which must be
-        below `length`.
+        """Look up the rotation of some positions in a table, which grows when it is too short.
 
-        `sliding` uses the base of sliding-window layers, where they have their own.
+        Args:
+            positions_BT: Positions below `length`. None: 0 to `length` - 1, the same in every row.
+            length: Tokens of the sequence. NTK and LongRoPE scaling choose the frequencies by it,
+                so it is that of the whole sequence, cached tokens included.
+            device: Device of the result.
+            sliding: Use the base of sliding-window layers, where they have their own. Default:
+                False.
+
+        Returns:
+            The rotation, for any number of heads.
         """
         own_base = sliding and self.position.sliding_theta is not None
         rope = compute_rope_frequencies(
@@ -255,8 +271,15 @@ class RotaryEmbedding:
     def compute_rows(
         self, positions_BT: Tensor, length: int, *, sliding: bool = False
     ) -> RotaryCosSin:
-        """Return the rotation of `positions_BT` without a table of all positions; one row serves
-        all rows.
+        """Compute the rotation of some positions, without a table of all of them.
+
+        Args:
+            positions_BT: The positions; one row serves all rows.
+            length: Tokens of the whole sequence, see `__call__`.
+            sliding: The rotation is for sliding-window layers. Default: False.
+
+        Returns:
+            The rotation, on the device of the positions.
         """
         rope = compute_rope_frequencies(
             self.position, self.width, self.positions, length, own_base=sliding
@@ -306,7 +329,17 @@ class RotaryBuilder:
     def __call__(
         self, length: int, cache: KeyValueCache | None, device: torch.device
     ) -> dict[LayerType, RotaryCosSin]:
-        """Return the rotations of `length` new tokens after those in the cache, by layer type."""
+        """Build the rotations of new tokens.
+
+        Args:
+            length: Number of new tokens, T.
+            cache: Their positions follow those in it, of each row without its padding. None: they
+                begin at 0.
+            device: Device of the result.
+
+        Returns:
+            A rotation for each layer type of the stack.
+        """
         return {
             kind: self._build_cos_sin(length, cache, device, kind == "sliding_attention")
             for kind in self.kinds

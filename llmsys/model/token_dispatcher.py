@@ -37,8 +37,16 @@ class TokenDispatcher(Protocol):
         """Return y_ND with y_n = sum_k weights_nk · expert_{experts_nk}(x_n), plus the output of
         `shared`.
 
-        An assignment to NO_EXPERT is not computed and contributes nothing. `shared` is called once,
-        while tokens travel if they do.
+        Args:
+            x_ND: Tokens of this rank.
+            routing: Experts of each token, numbered over all ranks, and their weights. An
+                assignment to NO_EXPERT is not computed and contributes nothing.
+            experts: The experts of this rank.
+            shared: Computes the shared experts, (N, D). Called once, while tokens travel if they
+                do. None: there are none.
+
+        Returns:
+            (N, D), in the order of the tokens.
         """
         ...
 

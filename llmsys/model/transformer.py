@@ -54,7 +54,14 @@ class Transformer(LayerStack):
     """A decoder, an encoder, or both, as the config composes it."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Build on the current default device, the meta device included (see `reset_buffers`)."""
+        """Build the model on the current default device.
+
+        On the meta device it has shapes only: `materialize_parameters` then allocates and fills
+        parameters and buffers.
+
+        Args:
+            config: The `model:` section. Tied weights become one parameter.
+        """
         super().__init__(config, alpha=compute_deepnorm_alpha(config))
         self.embed = build_input_embedding(config)
         self.embedding_scale = get_embedding_scale(config)
@@ -266,8 +273,15 @@ class Transformer(LayerStack):
     def list_auxiliary_layers(
         self, layers: range | None = None
     ) -> list[MoELayer | AdaptiveRecurrence]:
-        """List the layers with their own losses and counters: experts, and positions that
-        halt by themselves.
+        """List the layers with their own losses and counters: experts, and positions that halt by
+        themselves.
+
+        Args:
+            layers: Blocks of a pipeline stage, which select among layers with experts. Default:
+                all.
+
+        Returns:
+            Layers with experts in depth order, then the recurrence.
         """
         return [
             *self.list_moe_layers(layers),

@@ -55,6 +55,15 @@ class TransformerBlock(nn.Module):
     """
 
     def __init__(self, config: ModelConfig, layer: int, *, alpha: float = 1.0) -> None:
+        """Build the branches on the current default device.
+
+        Args:
+            config: Config of the stack.
+            layer: Index of the block, from 0. It decides on window and rotation, and on experts or
+                a dense feed-forward.
+            alpha: DeepNorm's weight of the stream, from `compute_deepnorm_alpha`. Default: 1, no
+                DeepNorm.
+        """
         super().__init__()
         self.residual = config.residual
         self.alpha = alpha
@@ -91,6 +100,13 @@ class TransformerBlock(nn.Module):
     def run_attention_branches(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Run self-attention and, in an encoder-decoder, cross-attention. Not used by a parallel
         block.
+
+        Args:
+            x_BTD: States of all positions.
+            context: Masks, rotations and cache that all layers share.
+
+        Returns:
+            The stream with the outputs of these branches, (B, T, D).
         """
         cross = self.cross_attention
         x_BTD = self._run_branch(
@@ -101,7 +117,15 @@ class TransformerBlock(nn.Module):
         return x_BTD
 
     def run_feed_forward_branch(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Run the feed-forward or the experts, after attention. Not used by a parallel block."""
+        """Run the feed-forward or the experts, after attention. Not used by a parallel block.
+
+        Args:
+            x_BTD: Result of `run_attention_branches`.
+            context: Of the same forward pass.
+
+        Returns:
+            The stream with the output of the branch, (B, T, D).
+        """
         return self._run_branch(
             "feed_forward", x_BTD, lambda inner: self._run_feed_forward(inner, context)
         )

@@ -32,6 +32,14 @@ class BitwiseOptimizer:
         config: ElementwiseConfig,
         model: ModelConfig | None = None,
     ) -> None:
+        """Allocate moments of zeros, sharded as the parameters are.
+
+        Args:
+            named: float32 parameters by name. `step` takes gradients in this order.
+            config: From `require_elementwise`.
+            model: The `model:` section, by which the groups of parameters are built; see
+                `build_parameter_groups`.
+        """
         self.named = named
         self.rule = build_elementwise_rule(config)
         self.average = build_average_weights(config)

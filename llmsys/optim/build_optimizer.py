@@ -57,6 +57,12 @@ class OptimizersContainer(torch.optim.Optimizer):
     """
 
     def __init__(self, members: list[torch.optim.Optimizer]) -> None:
+        """Join optimizers of disjoint parameters.
+
+        Args:
+            members: The optimizers, whose state exists already. Groups and states are shared with
+                them, not copied.
+        """
         # Not the base's, which would make its own groups and state; DeepSpeed asks for the class
         # only.
         self._members = members
@@ -67,7 +73,14 @@ class OptimizersContainer(torch.optim.Optimizer):
         }
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step of each optimizer."""
+        """Take one step of each optimizer.
+
+        A parameter without a gradient gets one of zeros, so weight decay and moments move it as
+        they do in DeepSpeed's flat vectors.
+
+        Args:
+            closure: Not used; torch's interface has it.
+        """
         for group in self.param_groups:
             for parameter in group["params"]:
                 # It decays, as it does in the flat vectors of DeepSpeed.
@@ -87,7 +100,11 @@ class OptimizersContainer(torch.optim.Optimizer):
         return state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard the gradients."""
+        """Discard the gradients.
+
+        Args:
+            set_to_none: Free their memory. False: fill them with zeros. Default: True.
+        """
         for member in self._members:
             member.zero_grad(set_to_none=set_to_none)
 

@@ -34,8 +34,14 @@ class CustomReduceScatter(ABC):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Set `output_tensor` to the sum over ranks of this rank's shard of their
-        `input_tensor`. Collective.
+        """Sum the gradients of a unit over ranks, and keep this rank's shard. Collective.
+
+        Args:
+            output_tensor: Set to the sum of this rank's shards, (n,).
+            input_tensor: Gradients of this rank, (W n,): the shards of all ranks one after another.
+            group: The W ranks.
+            op: Not used: `configure_gradient_reduction` makes every reduction a sum.
+            async_op: Not used: nothing is returned to wait for.
         """
 
 
@@ -185,15 +191,25 @@ class RowExchange:
         self.pending_gradient: Tensor | None = None
 
     def start(self, x_MD: Tensor) -> Tensor:
-        """Start sending rows, in the order of the ranks; only `finish` may read the result.
-        Collective.
+        """Start sending rows. Collective.
+
+        Args:
+            x_MD: Rows to send, in the order of the ranks.
+
+        Returns:
+            What `finish` takes. Nothing else may read it: the rows may not have arrived.
         """
         pending_MD: Tensor = _StartExchange.apply(x_MD, self)  # type: ignore[no-untyped-call]
         return pending_MD
 
     def finish(self, pending_MD: Tensor) -> Tensor:
-        """Return the received rows, in the order of the ranks. On accelerators the stream waits,
-        not the host.
+        """Wait for the received rows. On accelerators the stream waits, not the host.
+
+        Args:
+            pending_MD: Result of `start`.
+
+        Returns:
+            The received rows, in the order of the ranks.
         """
         arrived_MD: Tensor = _FinishExchange.apply(pending_MD, self)  # type: ignore[no-untyped-call]
         return arrived_MD

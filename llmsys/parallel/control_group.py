@@ -27,11 +27,16 @@ class ControlGroup:
     def run_on_all_ranks(self, work: Callable[[], Value]) -> list[Value]:
         """Run `work` on every rank and gather the results. Collective.
 
+        Args:
+            work: Called once on every rank. Its result or exception is pickled for the other ranks.
+                A rank that fails does not leave others waiting, unless `work` itself is collective.
+
         Returns:
             One result per rank, ordered by rank.
 
         Raises:
-            The exception of the lowest failing rank, on all ranks.
+            The exception of the lowest failing rank, on all ranks. An LlmsysError or OSError keeps
+                its type; any other becomes a RuntimeError with the traceback of that rank as text.
         """
         # A failure is gathered like a result: a rank that raised here would leave the others
         # waiting.
@@ -48,11 +53,15 @@ class ControlGroup:
     def run_on_first_rank(self, work: Callable[[], Value]) -> Value:
         """Run `work` on rank 0 and broadcast the result. Collective.
 
+        Args:
+            work: Called on rank 0 only, so it must not be collective. Its result or exception is
+                pickled for the other ranks.
+
         Returns:
             The result of rank 0, on all ranks.
 
         Raises:
-            The exception of rank 0, on all ranks.
+            The exception of rank 0, on all ranks, with the types of `run_on_all_ranks`.
         """
         message: list[Any] = [_catch_failure(work) if get_rank() == 0 else None]
         if get_world_size() > 1:

@@ -46,6 +46,15 @@ class DdpModel:
         device: torch.device,
         initial: Initializer,
     ) -> None:
+        """Allocate and fill the parameters, and wrap the model.
+
+        Args:
+            model: A model on the meta device; changed in place.
+            meshes: Sub-meshes of the run's layout.
+            compute_dtype: Dtype of the forward; masters and gradients are float32.
+            device: Device of this rank.
+            initial: Computes initial values, equal on all ranks: DDP broadcasts nothing.
+        """
         materialize_parameters(model, device, initial)
         cast_parameters(model, compute_dtype)
         self.sharding = SequenceSharding(model, meshes)

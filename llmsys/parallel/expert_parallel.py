@@ -58,6 +58,12 @@ class AllToAllTokenDispatcher:
     """Dispatcher over the ranks of `group`. Rank r of it holds experts r · L to (r + 1) · L - 1."""
 
     def __init__(self, group: dist.ProcessGroup, config: MoeConfig) -> None:
+        """Choose between a row for each assignment and a row for each rank that a token visits.
+
+        Args:
+            group: The ranks that share the experts; their number divides that of the experts.
+            config: The `model.moe:` section.
+        """
         self.group = group
         self.ranks = dist.get_world_size(group)
         self.num_experts = config.num_experts

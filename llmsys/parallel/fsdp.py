@@ -55,11 +55,13 @@ class DataParallelModel(Protocol):
     def enter_micro_batch(
         self, *, last: bool, stage: int | None = None
     ) -> AbstractContextManager[None]:
-        """Return the context of forward and backward of a micro-batch; gradients are complete after
-        the `last` one.
+        """Return the context of forward and backward of a micro-batch.
 
-        In a pipeline it is the context of a backward pass of `stage`, and `last` is said of that
-        stage alone.
+        Args:
+            last: It is the last one of the step: afterwards `finish_gradients` can complete the
+                gradients.
+            stage: In a pipeline, the stage whose backward pass the context is for; `last` is then
+                said of that stage alone. Default: None, there is no pipeline.
         """
         ...
 
@@ -103,6 +105,26 @@ class FsdpModel:
         reshard: Reshard = "after_forward",
         reduce_dtype: torch.dtype = torch.float32,
     ) -> None:
+        """Shard the model, then allocate and fill this rank's shards.
+
+        Args:
+            model: A model on the meta device; changed in place.
+            meshes: Sub-meshes of the run's layout.
+            compute_dtype: Dtype of the forward; masters are float32.
+            device: Device of this rank.
+            offload: "state" keeps the shards of masters and gradients in host memory, where the
+                optimizer then runs. "none" keeps them on `device`.
+            gradients: "sharded" reduces after every backward. "whole" accumulates unsharded float32
+                gradients over the micro-batches, and reduces them once per step.
+            initial: Computes initial values, see `build_initializer`.
+            find_stage: Returns the stage of a pipeline that a module belongs to, by name. Default:
+                None, there is no pipeline.
+            reshard: When gathered weights are freed. "after_forward": after the forward of a block,
+                so its backward gathers them again. "never": after its backward. "after_step": in
+                the last backward of a step.
+            reduce_dtype: Dtype in which gradients are summed over ranks. Micro-batches are added in
+                float32.
+        """
         self.forward: Callable[..., Tensor] = model
         apply_expert_parallel(model, meshes)
         self.sharding = apply_tensor_context_parallel(model, meshes)
@@ -144,9 +166,15 @@ class FsdpModel:
         another `reduce_dtype`.
 
         Sharded gradients are reduced over shards after every backward, and between replicas once
-        per step; those of reversible blocks after every backward, too. Whole gradients accumulate unsharded, four bytes per parameter of this rank's
-        experts and of all else, and are reduced once per step. A unit reduces in a backward that
-        gives it gradients and in no other, so only the last one of its own stage will do.
+        per step; those of reversible blocks after every backward, too. Whole gradients accumulate
+        unsharded, four bytes per parameter of this rank's experts and of all else, and are reduced
+        once per step. A unit reduces in a backward that gives it gradients and in no other, so only
+        the last one of its own stage will do.
+
+        Args:
+            last: It is the last micro-batch of the step, or of the stage.
+            stage: The stage of a pipeline whose units are meant. Default: None, there is no
+                pipeline.
         """
         for unit in self._units_by_stage[stage]:
             if self._keeps_weights:

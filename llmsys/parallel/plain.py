@@ -101,8 +101,11 @@ class PlainModel:
 
     @contextlib.contextmanager
     def enter_micro_batch(self, *, last: bool, stage: int | None = None) -> Iterator[None]:
-        """Implement `DataParallelModel.enter_micro_batch`. Collective for the `last` one. There are
-        no stages: the config rejects them.
+        """Implement `DataParallelModel.enter_micro_batch`. Collective for the `last` one.
+
+        Args:
+            last: It is the last micro-batch of the step: gradients are reduced after it.
+            stage: Not used: the config rejects pipelines.
         """
         yield
         self._add_gradients()

@@ -50,7 +50,12 @@ class StreamingTreeSum:
         self._sums: list[tuple[int, list[Tensor]]] = []
 
     def add_leaf(self, leaf: list[Tensor]) -> None:
-        """Add the next leaf, or the next full subtree when all are of one size."""
+        """Add the next leaf, or the next full subtree when all are of one size.
+
+        Args:
+            leaf: Tensors of the same shapes in every call. The sum keeps and overwrites them: give
+                it copies of what is still needed.
+        """
         level = 0
         # As carries of a binary counter: two sums of one size make the next size.
         while self._sums and self._sums[-1][0] == level:

@@ -82,7 +82,17 @@ class SequenceSharding:
         return self.sequence.rank == 0
 
     def shard_positions(self, x_BT: Tensor) -> Tensor:
-        """Return the positions of this rank, (B, L, …) of (B, T, …)."""
+        """Return the positions of this rank.
+
+        Args:
+            x_BT: A tensor of all positions, (B, T, …), equal on the ranks that share the sequences.
+
+        Returns:
+            (B, T / ranks, …) in training, in the order of a ring where there is one; else `x_BT`.
+
+        Raises:
+            LayoutError: T is no multiple of the ranks.
+        """
         if not self.is_sharded:
             return x_BT
         length = x_BT.shape[1]
@@ -112,7 +122,13 @@ class SequenceSharding:
     def shard_targets(self, targets_BT: Tensor, batch: Batch) -> Tensor:
         """Return the targets of this rank's positions.
 
-        Targets k positions ahead, (B, T - k), belong to the first T - k positions.
+        Args:
+            targets_BT: Targets of all positions. Those k positions ahead, (B, T - k), belong to the
+                first T - k positions; the others get none.
+            batch: The batch of these targets, for its number of positions.
+
+        Returns:
+            The targets in the order of `shard_positions`.
         """
         missing = batch.tokens_BT.shape[1] - targets_BT.shape[1] if self.is_sharded else 0
         return self.shard_positions(
@@ -120,7 +136,15 @@ class SequenceSharding:
         )
 
     def get_head_slice(self, total: int) -> slice:
-        """Return the query heads, of `total`, that this rank attends with."""
+        """Return the query heads that this rank attends with.
+
+        Args:
+            total: Query heads of the layer, a multiple of the ranks that share them.
+
+        Returns:
+            A slice of them. With Ulysses there are fewer in training than in evaluation, where only
+            the tensor axis divides the heads.
+        """
         ranks = self.tensor.size
         rank = self.tensor.rank
         if self.is_sharded:

@@ -130,7 +130,14 @@ class ColumnParallelLinear:
         self.linear = linear
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return this rank's outputs."""
+        """Compute this rank's outputs.
+
+        Args:
+            x: All inputs, (…, in).
+
+        Returns:
+            (…, out / tensor ranks).
+        """
         bias = self.linear.bias
         local_bias = None if bias is None else get_local_tensor(bias)
         return apply_linear(self.linear, x, get_local_tensor(self.linear.weight), local_bias)
@@ -147,7 +154,14 @@ class RowParallelLinear:
         self.dim = dim
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return all outputs, of this rank's positions where they are sharded."""
+        """Compute all outputs as a sum over the tensor ranks. Collective.
+
+        Args:
+            x: This rank's inputs, (…, in / tensor ranks).
+
+        Returns:
+            (…, out), of this rank's positions where they are sharded.
+        """
         y = self.sharding.exit_row_parallel(
             apply_linear(self.linear, x, get_local_tensor(self.linear.weight), None), self.dim
         )

@@ -84,7 +84,14 @@ class ArrowFileWriter:
     def __init__(
         self, path: Path, schema: pa.Schema, compression: Literal["zstd"] | None = None
     ) -> None:
-        """Prepare to write `path`; nothing is created before the block is entered."""
+        """Prepare to write `path`; nothing is created before the block is entered.
+
+        Args:
+            path: Final name of the file. Its folder is created if it is missing.
+            schema: Schema of every batch; its metadata are stored too.
+            compression: "zstd" for files that are read once, such as documents. Default: None, so
+                that readers can map the file into memory.
+        """
         self.path = path
         self.schema = schema
         self.options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)

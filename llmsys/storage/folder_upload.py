@@ -25,7 +25,12 @@ class UploadRecord:
     """The files of a local folder and their objects, as they were when they were equal."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the record of a folder."""
+        """Read the record of a folder.
+
+        Args:
+            folder: The local folder. Without a record in it no file counts as uploaded. A line that
+                a killed process wrote half is ignored.
+        """
         self._folder = folder
         self._path = folder / RECORD_NAME
         self._known: dict[str, list[int | str]] = {}

@@ -39,7 +39,12 @@ class ObjectLock:
     """
 
     def __init__(self, objects: ObjectFolder, folder: Path) -> None:
-        """Name the remote folder and the local folder that is written to it."""
+        """Prepare the lock; it is taken when the block is entered.
+
+        Args:
+            objects: The remote folder.
+            folder: The local folder that is written to it. Its own lock must be held.
+        """
         self.objects = objects
         self._name = ""
         self._state = {

@@ -49,10 +49,16 @@ class HostStateCopy:
         self._copied: torch.cuda.Event | None = None
 
     def copy_from_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies of the tensors on the host, sharded as they are. The next call overwrites
-        them.
+        """Copy tensors to the host, sharded as they are.
 
         Call `wait` before the tensors change, and before the copies are read.
+
+        Args:
+            tensors: Tensors by name, plain or DTensors. A name keeps its buffer while shape and
+                dtype stay the same.
+
+        Returns:
+            The copies by name. The next call overwrites them.
         """
         device = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
         if device is None:

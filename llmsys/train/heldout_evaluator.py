@@ -91,7 +91,15 @@ class HeldoutTextRows(Protocol):
     text_bytes: int
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Return rows `first` to `first + count - 1`; past the end, rows without valid targets."""
+        """Return consecutive rows.
+
+        Args:
+            first: Number of the first row, counted from 0.
+            count: Rows of the batch. Those past the end have no valid targets.
+
+        Returns:
+            The batch.
+        """
         ...
 
     def iter_texts(self) -> Iterator[bytes]:
@@ -143,6 +151,15 @@ class HeldoutEvaluator:
         tokenizer: Tokenizer,
         row_ranks: RowRanks = ALONE,
     ) -> None:
+        """Read the held-out rows into memory.
+
+        Args:
+            config: The config of the run.
+            shards: The held-out split.
+            tokenizer: The tokenizer of the split; it gives the text whose bytes are counted.
+            row_ranks: The ranks that get the same rows, see `compute_row_metrics`. Default: this
+                one alone.
+        """
         self._row_ranks = row_ranks
         self._sequences = config.evaluation_sequences
         self._rows = _build_heldout_rows(config, shards, tokenizer)

@@ -85,7 +85,13 @@ class ChatTemplate:
             )
 
     def render_prompt(self, messages: Messages) -> str:
-        """Return the text up to the next answer: the messages, and what opens an answer.
+        """Render messages up to the next answer.
+
+        Args:
+            messages: The messages so far, the last one being what is answered.
+
+        Returns:
+            The text of the messages, and what opens an answer.
 
         Raises:
             MessageError: The template rejects the messages.

@@ -42,7 +42,15 @@ class StoredChats(NamedTuple):
     eos_id: int
 
     def split(self, stored: NDArray[np.integer[Any]]) -> SplitTokens:
-        """Return the ids of the tokenizer and the masks of stored ids, of any shape."""
+        """Split stored ids into ids of the tokenizer and masks.
+
+        Args:
+            stored: Ids as token files of chats have them, of any shape: below `vocab_size` with a
+                loss, from `vocab_size` on without one, and 2 · `vocab_size` for a border.
+
+        Returns:
+            Ids and masks of the same shape.
+        """
         ids = stored.astype(np.int64)
         has_loss = ids < self.vocab_size
         is_border = ids == 2 * self.vocab_size

@@ -56,8 +56,15 @@ class HuggingFaceTokenizer:
     """
 
     def __init__(self, file: Path, eos_token: str | None = None) -> None:
-        """Read the file; OSError when it cannot be, DataError when it is no tokenizer or nothing
-        ends a document.
+        """Read the file, and find the tokens that begin and end a text.
+
+        Args:
+            file: A tokenizer.json. Configuration files next to it are read, too.
+            eos_token: The piece that ends a document. Default: None, it is found as the class says.
+
+        Raises:
+            OSError: The file cannot be read.
+            DataError: It is no tokenizer, or nothing ends a document.
         """
         data = file.read_bytes()
         self._library = _load_library(file, data)
@@ -87,8 +94,13 @@ class HuggingFaceTokenizer:
         self._spelled = dict(self._iter_spellings())
 
     def find_piece_id(self, piece: str) -> int | None:
-        """Return the id of a piece such as [MASK]; None when the vocabulary has none of that
-        name.
+        """Find the id of a piece.
+
+        Args:
+            piece: The piece as the vocabulary spells it, such as [MASK].
+
+        Returns:
+            Its id; None when the vocabulary has none of that name.
         """
         return self._library.token_to_id(piece)
 
@@ -116,11 +128,25 @@ class HuggingFaceTokenizer:
         return values
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one text, without begin or end ids."""
+        """Implement `Tokenizer.encode`.
+
+        Args:
+            text: Any text; control tokens that are spelled in it are encoded as text.
+
+        Returns:
+            The ids, without begin or end ids.
+        """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of many texts, on the calling thread alone."""
+        """Implement `Tokenizer.encode_batch`, on the calling thread alone.
+
+        Args:
+            texts: The texts; control tokens that are spelled in one are encoded as text.
+
+        Returns:
+            The ids of each text, without begin or end ids.
+        """
         found: list[list[int]] = [
             encoding.ids
             for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -151,7 +177,15 @@ class HuggingFaceTokenizer:
         return {token.content: number for number, token in added.items() if token.special}
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the ids of words that are already normalized and split."""
+        """Encode words by the model alone, without normalizing and splitting them.
+
+        Args:
+            words: Words as normalizer and pre-tokenizer would return them: of byte-level BPE a
+                character for each byte, see `encode_bytes_as_pieces`.
+
+        Returns:
+            The ids of each word.
+        """
         tokenize = self._library.model.tokenize
         found = [[token.id for token in tokenize(word)] for word in words]
         if self._spelled.keys().isdisjoint(chain.from_iterable(found)):
@@ -159,17 +193,38 @@ class HuggingFaceTokenizer:
         return [self._spell_control_ids(ids) for ids in found]
 
     def normalize(self, text: str) -> str:
-        """Return the normalized text, from which words are split."""
+        """Apply the normalizer, before texts are split into words.
+
+        Args:
+            text: Any text.
+
+        Returns:
+            The normalized text; the text itself where the file has no normalizer.
+        """
         normalizer = self._library.normalizer
         return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def is_one_word(self, text: str) -> bool:
-        """Return True when the pre-tokenizer does not split a normalized text."""
+        """Return whether the pre-tokenizer leaves a text in one piece.
+
+        Args:
+            text: A normalized text.
+
+        Returns:
+            True for one piece, and where the file has no pre-tokenizer.
+        """
         pre_tokenizer = self._library.pre_tokenizer
         return pre_tokenizer is None or len(pre_tokenizer.pre_tokenize_str(text)) == 1
 
     def encode_bytes_as_pieces(self, words: Sequence[str]) -> list[str]:
-        """Return words as byte-level BPE writes them: a character for each byte."""
+        """Write words as byte-level BPE does: a character for each byte of their UTF-8.
+
+        Args:
+            words: Words without a line feed.
+
+        Returns:
+            The written words, in order.
+        """
         if not words:
             return []
         mapped = "\n".join(words).encode().decode("latin-1").translate(_BYTE_PIECES)

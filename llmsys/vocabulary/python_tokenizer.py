@@ -4,10 +4,19 @@ test kit.
     class Characters(PythonTokenizer):
         alphabet: str = "abc "
 
-        @property def vocab_size(self): return len(self.alphabet) + 1 @property def eos_id(self):
-        return len(self.alphabet) def encode(self, text): return [self.alphabet.index(one) for one
-        in text if one in self.alphabet] def decode(self, ids): return "".join(self.alphabet[one]
-        for one in ids)
+        @property
+        def vocab_size(self):
+            return len(self.alphabet) + 1
+
+        @property
+        def eos_id(self):
+            return len(self.alphabet)
+
+        def encode(self, text):
+            return [self.alphabet.index(one) for one in text if one in self.alphabet]
+
+        def decode(self, ids):
+            return "".join(self.alphabet[one] for one in ids)
 
 Reads and writes: tokenizer_code.json of a dataset folder, which has the path, options and digest of
 the code.
@@ -52,11 +61,26 @@ class PythonTokenizer(Section):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without begin and end ids."""
+        """Encode a text, without begin and end ids.
+
+        Args:
+            text: Any text, the empty one included.
+
+        Returns:
+            Ids from 0 to `vocab_size` - 1, none of them `eos_id`; anything else ends the command
+            with an error.
+        """
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, without begin and end ids."""
+        """Decode ids to text.
+
+        Args:
+            ids: Ids that a model may generate, in any order. Begin and end ids have been removed.
+
+        Returns:
+            The text.
+        """
 
     @property
     def bos_id(self) -> int:
@@ -96,8 +120,13 @@ class LoadedPythonTokenizer:
         self._special = {self.eos_id, self.bos_id}
 
     def find_piece_id(self, piece: str) -> int | None:
-        """Return the id of a piece such as <mask>; None when the vocabulary has none of that
-        name.
+        """Find the id of a piece.
+
+        Args:
+            piece: A key of the class's `special_pieces`, such as <mask>.
+
+        Returns:
+            Its id; None when the class names no such piece.
         """
         return self._own.special_pieces.get(piece)
 
@@ -106,8 +135,16 @@ class LoadedPythonTokenizer:
         return self._own.get_text_pieces()
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one text. Raises DataError if the user's code fails or returns
-        anything but ids.
+        """Encode a text by the user's code.
+
+        Args:
+            text: Any text.
+
+        Returns:
+            The ids, without begin or end ids.
+
+        Raises:
+            DataError: The code fails, or returns anything but ids of the vocabulary, or the end id.
         """
         ids = self._call(lambda: list(self._own.encode(text)), f"the text {text[:_SHOWN]!r}")
         if wrong := [
@@ -130,7 +167,17 @@ class LoadedPythonTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; begin and end ids give nothing."""
+        """Decode ids by the user's code.
+
+        Args:
+            ids: Any ids of the vocabulary; begin and end ids give nothing.
+
+        Returns:
+            The text.
+
+        Raises:
+            DataError: The code fails.
+        """
         own = [int(one) for one in ids if int(one) not in self._special]
         return self._call(lambda: self._own.decode(own), f"the ids {own[:20]}")
 

@@ -125,7 +125,14 @@ class SentencePieceTokenizer:
     """A trained SentencePiece model (BPE or unigram)."""
 
     def __init__(self, model: bytes) -> None:
-        """Take the serialized model; RuntimeError when it is not one."""
+        """Load a trained model.
+
+        Args:
+            model: The serialized model: the bytes of a .model file.
+
+        Raises:
+            RuntimeError: It is not one.
+        """
         import sentencepiece  # slow to import
 
         self._processor = sentencepiece.SentencePieceProcessor()
@@ -198,8 +205,13 @@ class SentencePieceTokenizer:
         return {library.id_to_piece(i): i for i in range(self.vocab_size) if library.is_control(i)}
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        """Return the ids of `encode_batch` as arrays: Python integers cost a third of the time
-        of a long text.
+        """Encode many texts into arrays: Python integers cost a third of the time of a long text.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            The ids of `encode_batch`, int32.
         """
         ids: list[npt.NDArray[np.int32]] = self._processor.encode(
             list(texts), num_threads=1, return_type="numpy"
@@ -207,7 +219,14 @@ class SentencePieceTokenizer:
         return ids
 
     def normalize(self, texts: Sequence[str]) -> list[str]:
-        """Return texts as the model sees them, spaces written as U+2581."""
+        """Return texts as the model sees them.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            The normalized texts, spaces written as U+2581.
+        """
         normal: list[str] = self._processor.normalize(list(texts))
         return normal
 

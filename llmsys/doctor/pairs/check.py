@@ -201,14 +201,32 @@ class PairsCheck:
     on_shrink: Callable[[CaseResult], None] = lambda result: None
 
     def run_array(self, array: CoveringArray, seed: int) -> PairsReport:
-        """Run the cases of an array, each with its own seed, and shrink the failed ones."""
+        """Run the cases of an array, each with its own seed, and shrink the failed ones.
+
+        Args:
+            array: The cases.
+            seed: Seed of the first case; case n has `seed` + n.
+
+        Returns:
+            The results, and the smallest failing cases.
+        """
         cases = [
             PairCase(tuple(case.items()), seed + number) for number, case in enumerate(array.cases)
         ]
         return self.run_cases(cases, array, seed)
 
     def run_cases(self, cases: list[PairCase], array: CoveringArray, seed: int) -> PairsReport:
-        """Run cases and shrink the failed ones."""
+        """Run cases in a temporary folder, and shrink the failed ones.
+
+        Args:
+            cases: Cases with their seeds.
+            array: The array they come from, for the report.
+            seed: Seed of the array, for the report.
+
+        Returns:
+            The results of the cases that were begun, and the smallest cases of the first
+            `MAX_SHRUNK` failures.
+        """
         began = time.monotonic()
         deadline = began + 60 * self.minutes if self.minutes else float("inf")
         with tempfile.TemporaryDirectory(

@@ -62,13 +62,30 @@ class ParametricLaw:
     beta: float
 
     def predict_loss(self, parameters: float, tokens: float) -> float:
-        """Nats per token of the text behind the fit."""
+        """Compute E + A / N^alpha + B / D^beta.
+
+        Args:
+            parameters: N.
+            tokens: D. Repeated tokens count as new ones.
+
+        Returns:
+            Nats per token of the text behind the fit.
+        """
         of_size = self.parameter_factor / parameters**self.alpha
         of_tokens = self.token_factor / tokens**self.beta
         return float(self.irreducible + of_size + of_tokens)
 
     def find_optimum(self, request: BudgetRequest) -> Optimum:
-        """See Law."""
+        """Implement `ScalingLaw.find_optimum`.
+
+        Args:
+            request: With tokens to serve, their cost is part of the budget and the optimum is
+                searched for; without, it has a closed form.
+
+        Returns:
+            Parameters, tokens and their loss. Repetition of data is not modelled, and is named
+            where the request limits the tokens.
+        """
         ignores = ("repetition",) if request.unique_tokens is not None else ()
         if request.served_tokens:
             tokens = _find_best_tokens(request, self.predict_loss)

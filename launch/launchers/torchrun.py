@@ -168,7 +168,7 @@ def _format_lost_host(first: Rendezvous | None) -> str:
 
 
 def _report_first_failure(
-    failures: list[tuple[int, ProcessFailure]], host: Rendezvous | None
+    failures: list[tuple[int, ProcessFailure]], host: Rendezvous | None = None
 ) -> int:
     """Log the rank that failed first and return its status. A rank that lost its peer is not the
     cause.

@@ -9,6 +9,10 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 PLAIN_LINE_SECONDS = 5.0
+# The percentage is rounded: from here on it would be 100.
+_FULL = 0.995
+# The bar without its percentage.
+_REMAINDER_BAR = "{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 
 class Progress:
@@ -47,6 +51,9 @@ class Progress:
         self.total = total
         self.unit = unit
         self.done = done
+        # Returns what still runs when all that is counted is done: the line says it instead of
+        # 100 %. "": nothing does.
+        self.describe_remainder: Callable[[], str] = str
         self._at_start = done
         self._stream = stream
         self._clock = clock
@@ -86,6 +93,7 @@ class Progress:
             if details:
                 self._bar.set_postfix_str(_format_details(self._details), refresh=False)
             self._bar.update(amount)
+            self._draw_remainder()
         elif not self._silent and self._clock() - self._printed >= PLAIN_LINE_SECONDS:
             self._print_line(self.format_line())
 
@@ -94,18 +102,35 @@ class Progress:
         seconds = max(self._clock() - self._began, 1e-9)
         rate = (self.done - self._at_start) / seconds
         parts = [_format_amount(self.done, self.unit)]
+        remainder = self._find_remainder()
         if self.total:
             done = _format_amount(self.done, "B" if self.unit == "B" else "")
-            parts = [
-                f"{done} of {_format_amount(self.total, self.unit)} ({self.done / self.total:.0%})"
-            ]
+            parts = [f"{done} of {_format_amount(self.total, self.unit)}"]
+            share = f" ({self.done / self.total:.0%})"
+            parts[0] += f", still running: {remainder}" if remainder else share
         if seconds >= 0.1 and rate > 0:  # a rate over less time says nothing
             parts.append(f"{_format_amount(rate, self.unit)}/s")
-            if self.total is not None and self.done < self.total:
+            if self.total is not None and self.done < self.total and not remainder:
                 parts.append(f"{format_duration((self.total - self.done) / rate)} left")
         if self._details:
             parts.append(_format_details(self._details))
         return f"{self.stage}: " + ", ".join(parts)
+
+    def _find_remainder(self) -> str:
+        """Return what still runs although all that is counted is done; otherwise an empty text."""
+        is_full = self.total and self.done / self.total >= _FULL
+        return self.describe_remainder() if is_full else ""
+
+    def _draw_remainder(self) -> None:
+        """Write on the bar what still runs instead of 100 %, and the percentage again where that
+        is due.
+        """
+        remainder = self._find_remainder()
+        title = f"{self.stage}: still running: {remainder}" if remainder else self.stage
+        if self._bar.desc != title:
+            self._bar.desc = title
+            self._bar.bar_format = _REMAINDER_BAR if remainder else None
+            self._bar.refresh()
 
     def _print_line(self, line: str) -> None:
         stream = self._stream or sys.stderr
@@ -121,7 +146,9 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         """Print the final state: the amount and the time, or that the stage stopped early."""
+        self.describe_remainder = str
         if self._bar is not None:
+            self._draw_remainder()
             self._bar.close()
         elif not self._silent:
             ending = "done" if kind is None else "stopped"

@@ -1,10 +1,6 @@
 """Records of finished tasks, and lists of files, kept in Arrow files so that they do not grow in
 memory.
 
-Records of finished tasks, and the job that describes what it wrote.
-
-Lists of files that tasks read, kept in a separate file.
-
 A task that reads every file of a stage is pickled with the name of the list, and millions of tasks
 and files take no memory in the driver.
 
@@ -28,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from llmsys.data_pipeline.core.staging import JOURNAL, LISTS, find_output
-from llmsys.data_pipeline.executors.base import Item, Job, Report
+from llmsys.data_pipeline.executors.base import Item, Job, Report, StageReport
 from llmsys.dataset.token_shards import compute_file_digest
 from llmsys.storage.arrow_file import ArrowFileWriter, map_file, open_arrow
 from llmsys.storage.pack_files import find_packed_file, is_packed_name, take_written_part
@@ -416,10 +412,12 @@ class FollowingJob:
     """The job of a later stage that the same worker runs after a job, on its first output.
 
     Attributes:
+        stage: Name of the stage.
         job: The call; its path `source` is missing.
         outputs: Files it publishes, relative to the dataset folder.
     """
 
+    stage: str
     job: StageJob
     outputs: tuple[str, ...]
 
@@ -452,6 +450,8 @@ class ChainedJob:
                 if dropped:
                     report(0, dropped)
 
+            if isinstance(report, StageReport):
+                report.enter_stage(link.stage)
             job = link.bind_source(outputs[0]["name"])
             try:
                 found = RecordedJob(job, folder, link.outputs)(report_drops)

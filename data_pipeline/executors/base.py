@@ -9,7 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 import numpy as np
 
@@ -21,17 +21,34 @@ Item = TypeVar("Item")
 Report = Callable[[float, int], None]
 Job = Callable[[Report], dict[str, Any]]  # picklable, because another process may run it
 
+
+@runtime_checkable
+class StageReport(Protocol):
+    """A `Report` that is also told where a chain of jobs has come to: of an executor that shows
+    jobs while they run.
+    """
+
+    def __call__(self, amount: float, dropped: int) -> None:
+        """Take the amount done since the last call, and the documents dropped."""
+
+    def enter_stage(self, stage: str) -> None:
+        """Take the name of the later stage whose job begins: the one before it is done."""
+
+
 # Kinds of failure: the user must act, an exception, a dead process, a timeout.
 Cause = Literal["mend", "error", "lost", "slow"]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """A part of a job is done."""
+    """A part of a job is done. `stage` is the later stage that a chain of jobs has come to, and
+    "" in its first job.
+    """
 
     index: int
     amount: float
     dropped: int
+    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def _serve_jobs(connection: Connection, lifeline: Connection, lock: Any) -> None
         while True:
             index, job = connection.recv()
             reporter = _Reporter(connection, index)
-            outcome = try_job(index, job, reporter.report)
+            outcome = try_job(index, job, reporter)
             reporter.send_drops()
             connection.send(outcome)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -144,14 +144,20 @@ class _Reporter:
         self._index = index
         self._amount = 0.0
         self._dropped = 0
+        self._stage = ""
         self._sent = time.monotonic()
 
-    def report(self, amount: float, dropped: int) -> None:
+    def __call__(self, amount: float, dropped: int) -> None:
         """Add progress of the job."""
         self._amount += amount
         self._dropped += dropped
         if time.monotonic() - self._sent >= _REPORT_SECONDS:
             self._send()
+
+    def enter_stage(self, stage: str) -> None:
+        """Send at once that the job of a later stage begins: it may be silent until its end."""
+        self._stage = stage
+        self._send()
 
     def send_drops(self) -> None:
         """Send what the end of the job does not say: a finished job counts in full."""
@@ -159,7 +165,7 @@ class _Reporter:
             self._send()
 
     def _send(self) -> None:
-        self._connection.send(TaskProgress(self._index, self._amount, self._dropped))
+        self._connection.send(TaskProgress(self._index, self._amount, self._dropped, self._stage))
         self._amount = 0.0
         self._dropped = 0
         self._sent = time.monotonic()

@@ -12,9 +12,9 @@ Invariants:
 import time
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
 import numpy as np
 
@@ -89,23 +89,42 @@ def build_executor(config: ExecutorConfig, folder: Path, lock: int) -> Executor:
             assert_never(unreachable)
 
 
+class EarlyTasks(Protocol):
+    """Tasks of later stages that start early, as the progress line sees them."""
+
+    @property
+    def open(self) -> Mapping[str, int]:
+        """Tasks that are queued or run, by stage."""
+
+    def get_progress_amount(self, number: int) -> float:
+        """Return the progress of the current stage that a task makes."""
+
+    def get_stage(self, number: int) -> str:
+        """Return the stage of a task."""
+
+
 class StageProgress:
     """Progress line of a stage. A failed attempt is subtracted, and a finished task counts in full.
 
-    Early tasks show drops, and progress if `get_early_amount` is not 0. They are numbered downwards
-    from -1.
+    Early tasks show drops, and progress if their amount is not 0. They are numbered downwards
+    from -1. Where all that is counted is done, the line names the stages that still run.
     """
 
     def __init__(
         self,
         progress: Progress,
+        stage: str,
         totals: Sequence[float] | np.ndarray[Any, np.dtype[np.float64]],
-        get_early_amount: Callable[[int], float] = lambda number: 0.0,
+        early: EarlyTasks,
     ) -> None:
         self.progress = progress
+        self.stage = stage
         self.totals = totals
         self.retries = 0
-        self._get_early_amount = get_early_amount
+        self._early = early
+        self._open = len(totals)
+        # The later stage that a chain of jobs has come to, by the number of its task.
+        self._following = dict[int, str]()
         self._dropped = 0
         self._amounts: defaultdict[int, float] = defaultdict(float)
         self._drops: defaultdict[int, int] = defaultdict(int)
@@ -113,27 +132,52 @@ class StageProgress:
     def show_event(self, event: Event | EagerTaskEvent | TaskRetry) -> None:
         """Update the progress line."""
         match event:
-            case TaskProgress(index, amount, dropped):
+            case TaskProgress(index, amount, dropped, following):
+                if following:  # its own stage is done
+                    self._following[index] = following
+                    amount = float(self.totals[index]) - self._amounts[index]
                 self._add_progress(index, amount, dropped)
             case TaskDone(index):
+                self._open -= 1
                 self._complete(index, float(self.totals[index]))
             case TaskRetry(index):
                 self.retries += 1
                 self._revert_progress(index)
-            case EagerTaskEvent(TaskProgress(index, amount, dropped)):
-                self._add_progress(
-                    -1 - index, amount if self._get_early_amount(index) else 0, dropped
-                )
+            case EagerTaskEvent(TaskProgress(index, amount, dropped, following)):
+                whole = self._early.get_progress_amount(index)
+                if following:
+                    self._following[-1 - index] = following
+                    amount = whole - self._amounts[-1 - index]
+                self._add_progress(-1 - index, amount if whole else 0, dropped)
             case EagerTaskEvent(TaskDone(index)):
-                self._complete(-1 - index, self._get_early_amount(index))
+                self._complete(-1 - index, self._early.get_progress_amount(index))
             case EagerTaskEvent(TaskFailed(index)):
                 self._revert_progress(-1 - index)
-            case TaskFailed() | EagerTaskEvent():
-                pass  # a failure ends the task: its progress stays
+            case TaskFailed(index):
+                self._open -= 1  # a failure ends the task: its progress stays
+                self._following.pop(index, None)
+            case EagerTaskEvent():
+                pass
             case unreachable:
                 assert_never(unreachable)
 
+    def describe_remainder(self) -> str:
+        """Return the stages of the tasks that are not done, with their numbers; "" where all
+        are.
+        """
+        counts = Counter[str]({self.stage: self._open})
+        counts.update(self._early.open)
+        for number, stage in self._following.items():
+            counts[self.stage if number >= 0 else self._early.get_stage(-1 - number)] -= 1
+            counts[stage] += 1
+        return ", ".join(
+            f"{stage} ({count} {'task' if count == 1 else 'tasks'})"
+            for stage, count in counts.items()
+            if count > 0
+        )
+
     def _complete(self, number: int, amount: float) -> None:
+        self._following.pop(number, None)
         self._drops.pop(number, 0)  # memory does not grow with the tasks
         if amount := amount - self._amounts.pop(number, 0):
             self.update_display(amount, 0)
@@ -144,6 +188,7 @@ class StageProgress:
         self.update_display(amount, dropped)
 
     def _revert_progress(self, index: int) -> None:
+        self._following.pop(index, None)
         self.update_display(-self._amounts.pop(index, 0), -self._drops.pop(index, 0))
 
     def update_display(self, amount: float, dropped: int) -> None:
@@ -321,14 +366,17 @@ class StageRunner:
         to_do = float(amounts.sum())
         total = stage.total + (to_do if eager_tasks.is_counted else 0)
         with Progress(title, total, stage.unit, done=stage.total - to_do) as progress:
-            display = StageProgress(progress, amounts, eager_tasks.get_progress_amount)
+            display = StageProgress(progress, stage.name, amounts, eager_tasks)
+            progress.describe_remainder = display.describe_remainder
             for event in run_with_retries(
                 self._executor, chained, self._config, seconds, again_jobs=alone
             ):
-                display.show_event(event)
+                if not isinstance(event, TaskDone):
+                    display.show_event(event)
                 match event:
                     case EagerTaskEvent():
                         eager_tasks.record_early_result(event)
+                        progress.advance(0)  # other tasks may be left now
                     case TaskDone():
                         index = int(missing[event.index])
                         task = tasks[event.index]
@@ -338,6 +386,8 @@ class StageRunner:
                             )
                             eager_tasks.submit_next(task, record, event.result, index)
                         self.num_run += 1
+                        # With the tasks that this one has enabled among those that are left.
+                        display.show_event(event)
                     case TaskRetry():
                         _log.warning(
                             "task %s will be retried: %s",

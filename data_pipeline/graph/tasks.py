@@ -267,6 +267,7 @@ class EagerTasks:
             queues.later_jobs.clear()
         self.is_counted = self.next_stage is not None and self.next_stage.is_counted
         self.done: Counter[str] = Counter()  # by stage
+        self.open: Counter[str] = Counter()  # queued or running, by stage
         self.reused_amount = 0.0  # progress of counted tasks that were done already
         self._steps: dict[int, _SubmittedTask] = {}
         self._submitted = 0
@@ -292,6 +293,10 @@ class EagerTasks:
         return (
             step.task.progress_amount if self.is_counted and step.stage is self.next_stage else 0.0
         )
+
+    def get_stage(self, number: int) -> str:
+        """Return the stage of a queued task, by its number."""
+        return self._steps[number].stage.stage
 
     def build_job(self, task: Task, then: NextStage | None) -> Job:
         """Return the job of a task, after which the worker goes on with the stage `then`, as far as
@@ -353,6 +358,7 @@ class EagerTasks:
         if isinstance(early.event, TaskProgress):
             return
         step = self._steps.pop(early.event.index)
+        self.open[step.stage.stage] -= 1
         if isinstance(early.event, TaskFailed):
             _log.warning(
                 "task %s will be retried by its own stage: %s", step.task.name, early.event.message
@@ -392,4 +398,5 @@ class EagerTasks:
                 )
                 queue.append((self._submitted, self.build_job(task, stage.then)))
                 self._steps[self._submitted] = _SubmittedTask(task, stage)
+                self.open[stage.stage] += 1
                 self._submitted += 1

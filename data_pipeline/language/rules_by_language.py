@@ -163,12 +163,10 @@ def load_language_profiles(
         Profiles by language code; `default` is the profile of all other languages.
 
     Raises:
-        ConfigError: for a code that the identifier cannot return, and for one without a profile.
+        ConfigError: for a code without a profile.
     """
     own = list_profile_codes()
     for code in (*config.languages, *config.profiles):
-        if code not in known:
-            raise ConfigError(_format_unknown_code(code, config, known))
         if code not in own and code not in config.profiles:
             raise ConfigError(
                 f"data.language.languages: {code} has no profile in configs/{PROFILES}, and "
@@ -188,25 +186,8 @@ def load_language_profiles(
     }
 
 
-def _format_unknown_code(code: str, config: LanguageConfig, known: Collection[str]) -> str:
-    where = "languages" if code in config.languages else "profiles"
-    return (
-        f"data.language.{where}: the identifier {config.kind} does not know {code!r}. "
-        f"{_format_closest_codes(code, known)}"
-    )
-
-
 def _format_closest_codes(code: str, codes: Collection[str]) -> str:
     """Return a sentence with the codes closest to `code`."""
-    if code == "no":
-        return "Norwegian is nb (Bokmål) or nn (Nynorsk)."
-    named = [
-        known
-        for known in list_profile_codes()
-        if read_profile(f"{PROFILES}/{known}").name.lower() == code.lower()
-    ]
-    if named:
-        return f"{code.capitalize()} is {named[0]}."
     close = difflib.get_close_matches(code.lower(), sorted(codes), n=3, cutoff=0.3)
     close = (
         close

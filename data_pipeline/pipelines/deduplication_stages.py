@@ -332,7 +332,7 @@ class DeduplicationStages:
         }
         own = {"number": number, "dropped": dropped}
         job = StageJob(write_signatures, self._signature_arguments, own, self.folder, paths)
-        return FollowingJob(job, outputs)
+        return FollowingJob(stage, job, outputs)
 
     @cached_property
     def _signature_arguments(self) -> StageArguments:

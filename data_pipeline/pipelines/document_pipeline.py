@@ -354,7 +354,7 @@ class DocumentPipeline:
         kept, dropped = f"work/filtered.packs/{name}", f"work/filtered.dropped.packs/{name}"
         paths: dict[str, str | dict[str, str]] = {"kept": kept, "dropped": dropped}
         job = StageJob(apply_rules_to_file, self._filter_arguments, {}, self.folder, paths)
-        return FollowingJob(job, (kept, dropped))
+        return FollowingJob("filter", job, (kept, dropped))
 
     @cached_property
     def _rule_files(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from llmsys.launch.commands.estimate_request import (
     build_pricing_request,
     compute_estimate,
     find_my_machine,
+    print_assumptions,
     resolve_cluster,
 )
 from llmsys.storage.paths import parse_local_path
@@ -108,6 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.gpus = arguments.gpus or count
         if arguments.price_per_hour is None:
             arguments.price_per_hour = 0.0  # nobody rents their own machine
+    if arguments.device is None and arguments.cluster is not None:
+        number = None if arguments.gpus is not None else "--gpus N"
+        print_assumptions(resolve_cluster(arguments), "--device NAME", number)
     if arguments.config.endswith("json") or Path(arguments.config, "config.json").is_file():
         from llmsys.estimate.counted.counted_estimate import find_counted_config
 

@@ -1,6 +1,7 @@
 """The question that a command line of `llmsys estimate` asks, and the values that it prints."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -195,6 +196,28 @@ def build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | No
     gpus = arguments.gpus if arguments.device is not None else arguments.gpus or cluster.devices
     device = cluster.device if arguments.device is None else arguments.device
     return PricingRequest(load_device_profile(device), cluster, gpus)
+
+
+def print_assumptions(cluster: "ClusterCosts", device: str | None, number: str | None) -> None:
+    """Say on standard error which device, and how many, are assumed because nobody named them.
+
+    Args:
+        cluster: costs, as a file or nobody gave them.
+        device: words that name the device; None where they did.
+        number: words that give the number of devices; None where they did.
+    """
+    given = cluster.model_fields_set
+    assumed = {
+        f"device {cluster.device}": device if "device" not in given else None,
+        f"number of devices {cluster.devices}": number if "devices" not in given else None,
+    }
+    words = {what: choose for what, choose in assumed.items() if choose is not None}
+    if words:
+        print(
+            f"assumed, as nothing else was given: {', '.join(words)}. Choose with "
+            f"{' '.join(words.values())}; llmsys list devices names the devices.",
+            file=sys.stderr,
+        )
 
 
 def resolve_cluster(arguments: argparse.Namespace) -> "ClusterCosts":

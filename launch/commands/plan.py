@@ -14,6 +14,7 @@ from llmsys.launch.commands.estimate_request import (
     add_my_machine_argument,
     find_my_machine,
     has_batch,
+    print_assumptions,
 )
 from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.storage.paths import parse_local_path, require_local_path
@@ -196,7 +197,8 @@ def _describe_program(resolved: "LoadedConfig", name: str, cluster: Any) -> "Pla
     return PlannedProgram(program=name, layout=run.format_layout(), **price)
 
 
-def _resolve_cluster(own: dict[str, str]) -> Any:
+def _resolve_cluster(own: dict[str, str], *, is_priced: bool = True) -> Any:
+    """Return the cluster that the words describe. Where it is priced, say what is assumed."""
     from llmsys.estimate.cluster_costs import ClusterCosts, load_cluster_costs
 
     cluster = (
@@ -209,6 +211,12 @@ def _resolve_cluster(own: dict[str, str]) -> Any:
     gpus = own.get("gpus", str(cluster.devices))
     if not gpus.isdigit() or not 1 <= int(gpus) <= MAX_ASKED:
         raise ConfigError(f"gpus={gpus} is not a number of devices. Use 1 to {MAX_ASKED}.")
+    if is_priced:
+        print_assumptions(
+            cluster,
+            None if "device" in own else "device=NAME",
+            None if "gpus" in own else "gpus=N",
+        )
     return cluster.model_copy(
         update={"devices": int(gpus), "device": own.get("device", cluster.device)}
     )
@@ -334,7 +342,8 @@ def _print_layout_check(
     from llmsys.estimate.plan.layout_check import estimate_layout_fit, iter_remarks
 
     named = parse_layout(arguments.check)
-    devices = _resolve_cluster(own).devices if own.keys() & {"gpus", "cluster"} else None
+    is_named = bool(own.keys() & {"gpus", "cluster"})
+    devices = _resolve_cluster(own, is_priced=False).devices if is_named else None
     is_given = has_batch(resolved)
     problems = list(find_layout_violations(resolved.run, named, devices, with_batch=is_given))
     if not problems and is_given and own.keys() - {"program"}:

@@ -62,6 +62,14 @@ class Rendezvous:
             return True
         return False
 
+    def format_loss(self) -> str:
+        """Return the message that the first host is gone, with the next step."""
+        return (
+            f"{self.host}, the first host of the run, does not answer at {self}. Checkpoints are "
+            "intact: bring it back, or leave it out of nodes=; the same command then continues "
+            "from the newest one."
+        )
+
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
@@ -168,9 +176,11 @@ def _run_attempts(
             )  # fmt: skip
         time.sleep(min(pause, max(0.0, lost_at + patience_seconds - time.monotonic())))
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+    is_lost = not rendezvous.is_local and not rendezvous.is_open()
     log.error(
-        "no rendezvous at %s within %.0f s (--patience). Checkpoints are intact: the same command "
-        "continues from the newest one.", rendezvous, patience_seconds,
+        "no rendezvous at %s within %.0f s (--patience). %s", rendezvous, patience_seconds,
+        rendezvous.format_loss() if is_lost
+        else "Checkpoints are intact: the same command continues from the newest one.",
     )  # fmt: skip
     return LOST_PEER
 

@@ -6,6 +6,7 @@ or 75) is not reported again. Restarts are the job of launch/launchers/restart_a
 --max-restarts is rejected, because torchrun would also restart ranks that were stopped on request.
 """
 
+import argparse
 import logging
 import os
 import signal
@@ -22,8 +23,10 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 from torch.distributed.run import parse_args, run
 
+from llmsys.launch.launchers.restart_agent import Rendezvous
 from llmsys.launch.process.parent_watch import die_with_parent
 from llmsys.launch.process.signal_forwarding import forward_signals, get_signals_to_forward
 from llmsys.launch.process.standby import StandbyRanks, is_standby, wait_for_turn
@@ -63,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [sys.executable, "-u", options.training_script, *options.training_script_args]
         use_standby_ranks(StandbyRanks(command, int(options.nproc_per_node)))
         wait_for_turn()
-    return run_elastic_agent(lambda: run(options))
+    return run_elastic_agent(lambda: run(options), find_first_host(options))
 
 
 def use_standby_ranks(standby: StandbyRanks) -> None:
@@ -88,9 +91,27 @@ def use_standby_ranks(standby: StandbyRanks) -> None:
     handlers._popen = take_or_start  # the method of torch that starts a worker
 
 
-def run_elastic_agent(start: Callable[[], None]) -> int:
+def find_first_host(options: argparse.Namespace) -> Rendezvous | None:
+    """Return where the first host of the run holds the rendezvous; None where this is the first,
+    or the only one.
+
+    Args:
+        options: torchrun's.
+    """
+    host, _, port = str(options.rdzv_endpoint).rpartition(":")
+    if options.standalone or not host or not port.isdigit() or not int(port):
+        return None
+    first = Rendezvous(host.strip("[]"), int(port))
+    # torch, too, asks the setting before the name
+    is_here = _parse_rendezvous_config(options.rdzv_conf).get("is_host", first.is_local)
+    return first if str(is_here).lower() in ("0", "false") else None
+
+
+def run_elastic_agent(start: Callable[[], None], first: Rendezvous | None = None) -> int:
     """Run torch's elastic agent by `start`; return 0, or the status of the rank that failed
     first.
+
+    Where the first host of the run, which may be another, is gone, that is the one message.
     """
     die_with_parent()
     configure_logging()
@@ -106,13 +127,13 @@ def run_elastic_agent(start: Callable[[], None]) -> int:
         with forward_signals():
             start()
     except ChildFailedError as error:
-        return _report_first_failure(
-            sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-        )
+        failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+        return _report_first_failure(failures, first)
     except SignalException as error:
         return 128 + error.sigval
     except (RendezvousError, DistError) as error:
-        log.error("the agents of the hosts cannot reach each other (%s)", _format_error(error))
+        reason = _format_error(error)
+        log.error("%s", _format_lost_host(first) or _format_unmet(reason))
         return UNMET
     return 0
 
@@ -133,7 +154,22 @@ def _format_error(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _report_first_failure(failures: list[tuple[int, ProcessFailure]]) -> int:
+def _format_unmet(reason: str) -> str:
+    return (
+        f"the agents of the hosts cannot reach each other ({reason}). Checkpoints are intact: see "
+        "that every host runs and reaches the others; the same command continues from the newest "
+        "one."
+    )
+
+
+def _format_lost_host(first: Rendezvous | None) -> str:
+    """Return the message that the first host is gone; "" where it answers."""
+    return "" if first is None or first.is_open() else first.format_loss()
+
+
+def _report_first_failure(
+    failures: list[tuple[int, ProcessFailure]], host: Rendezvous | None = None
+) -> int:
     """Log the rank that failed first and return its status. A rank that lost its peer is not the
     cause.
     """
@@ -141,7 +177,7 @@ def _report_first_failure(failures: list[tuple[int, ProcessFailure]]) -> int:
     causes = [item for item in failures if item[1].exitcode not in (LOST_PEER, -signal.SIGTERM)]
     rank, first = (causes or failures)[0]
     if first.exitcode == LOST_PEER:
-        log.error("%s", first.message)
+        log.error("%s", _format_lost_host(host) or first.message)
     if first.exitcode in (CRASHED, MENDABLE, LOST_PEER, STOPPED, HUNG):
         return first.exitcode
     ending = (

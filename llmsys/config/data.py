@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from llmsys.config.cleaning import (
     ArticleExtractorConfig,
@@ -27,12 +27,13 @@ from llmsys.config.cleaning import (
     UnicodeConfig,
     UrlConfig,
 )
+from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig
 from llmsys.config.decontamination import DecontaminateConfig, NoDecontamination
 from llmsys.config.deduplication import DeduplicationConfig
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.input_files import InputEntry
-from llmsys.config.language import LanguageConfig, find_name_violations
+from llmsys.config.language import LanguageConfig, find_code_violations, find_name_violations
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
 from llmsys.config.section import FolderPath, LocalPath, Section, raise_violations
@@ -228,8 +229,20 @@ class CrawlConfig(Section):
 
     @field_validator("rules")
     @classmethod
-    def _check_rule_names(cls, rules: tuple[RuleConfig, ...]) -> tuple[RuleConfig, ...]:
-        raise_violations(find_name_violations(rules, (*STAGES, *RULE_KINDS)))
+    def _check_rules(
+        cls, rules: tuple[RuleConfig, ...], info: ValidationInfo
+    ) -> tuple[RuleConfig, ...]:
+        found = list(find_name_violations(rules, (*STAGES, *RULE_KINDS)))
+        codes = [
+            (f"{number}.word_lists.{place}.language", words.language)
+            for number, rule in enumerate(rules)
+            if isinstance(rule, BadWordsConfig)
+            for place, words in enumerate(rule.word_lists)
+            if words.language != ANY_LANGUAGE
+        ]
+        if language := info.data.get("language"):  # a wrong one has a message of its own
+            found += find_code_violations(language.kind, codes)
+        raise_violations(found)
         return rules
 
 

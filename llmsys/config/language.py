@@ -11,17 +11,21 @@ Invariants:
   published default.
 - A value equal to the published default counts as unset: equal configs give equal datasets.
 - The English profile changes nothing, because the published rules are for English.
+- Every code of a config is one that its identifier can return.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, TypeAdapter, field_validator
+from pydantic import Field, TypeAdapter, ValidationInfo, field_validator
 
 from llmsys.config.quality_rules import RuleConfig, Script
-from llmsys.config.section import NamedRuleConfig, Section
-from llmsys.errors import Violation
+from llmsys.config.section import NamedRuleConfig, Section, raise_violations
+from llmsys.errors import Violation, format_choices
+
+Codes = TypeVar("Codes", tuple[str, ...], dict[str, str])
 
 
 class LanguageConfig(Section):
@@ -33,7 +37,9 @@ class LanguageConfig(Section):
         "most accurate.",
     )
     languages: tuple[str, ...] = Field(
-        ("en",), description="ISO 639-1 codes to keep. Empty: keep every language."
+        ("en",),
+        validate_default=False,
+        description="ISO 639-1 codes to keep. Empty: keep every language.",
     )
     min_score: float = Field(
         0.65, ge=0, le=1, description="Minimum probability of the most likely language."
@@ -43,9 +49,35 @@ class LanguageConfig(Section):
     )
     profiles: dict[str, str] = Field(
         {},
+        validate_default=False,
         description="Language profiles by code: a path or config name that replaces "
         "data/languages/CODE.",
     )
+
+    @field_validator("languages", "profiles")
+    @classmethod
+    def _check_codes(cls, codes: Codes, info: ValidationInfo) -> Codes:
+        keys = codes if isinstance(codes, dict) else map(str, range(len(codes)))
+        if kind := info.data.get("kind"):  # a wrong one has a message of its own
+            raise_violations(find_code_violations(kind, zip(keys, codes, strict=True)))
+        return codes
+
+
+def find_code_violations(kind: str, codes: Iterable[tuple[str, str]]) -> Iterator[Violation]:
+    """Yield a violation for every code that an identifier cannot return.
+
+    Args:
+        kind: identifier, `data.language.kind`.
+        codes: key and code of each value.
+    """
+    known = list_known_codes(kind)
+    for key, code in codes:
+        if code not in known:
+            yield Violation(
+                key,
+                f"{code!r} is no code of a language that data.language.kind={kind} identifies. "
+                f"{_format_nearest_codes(code, known)}",
+            )
 
 
 DEFAULT = "default"
@@ -255,6 +287,26 @@ tlh tn to tr
 ts tt ug uk ur uz ve vi vo war wo xh xx-Bugi xx-Goth yi yo za zh zu zzp
 """
 
+# English names for people who write one instead of its code, where it has a profile or many
+# speakers.
+_NAMES = """
+Afrikaans af, Albanian sq, Amharic am, Arabic ar, Armenian hy, Assamese as, Azerbaijani az,
+Basque eu, Belarusian be, Bengali bn, Bosnian bs, Bulgarian bg, Burmese my, Cantonese yue,
+Catalan ca, Chinese zh, Croatian hr, Czech cs, Danish da, Dutch nl, English en, Esperanto eo,
+Estonian et, Farsi fa, Filipino tl, Finnish fi, French fr, Galician gl, Ganda lg, Georgian ka,
+German de, Greek el, Gujarati gu, Haitian ht, Hausa ha, Hebrew he, Hindi hi, Hungarian hu,
+Icelandic is, Igbo ig, Indonesian id, Irish ga, Italian it, Japanese ja, Javanese jv, Kannada kn,
+Kazakh kk, Khmer km, Korean ko, Kurdish ku, Kyrgyz ky, Lao lo, Latin la, Latvian lv,
+Lithuanian lt, Luxembourgish lb, Macedonian mk, Malay ms, Malayalam ml, Maltese mt, Mandarin zh,
+Maori mi, Marathi mr, Mongolian mn, Nepali ne, Norwegian nb, Norwegian Bokmål nb,
+Norwegian Nynorsk nn, Odia or, Oromo om, Pashto ps, Persian fa, Polish pl, Portuguese pt,
+Punjabi pa, Romanian ro, Russian ru, Sanskrit sa, Serbian sr, Shona sn, Sindhi sd, Sinhala si,
+Slovak sk, Slovene sl, Slovenian sl, Somali so, Sotho st, Spanish es, Sundanese su, Swahili sw,
+Swedish sv, Tagalog tl, Tamil ta, Tatar tt, Telugu te, Thai th, Tibetan bo, Tigrinya ti,
+Tsonga ts, Tswana tn, Turkish tr, Turkmen tk, Ukrainian uk, Urdu ur, Uyghur ug, Uzbek uz,
+Vietnamese vi, Welsh cy, Xhosa xh, Yiddish yi, Yoruba yo, Zulu zu
+"""
+
 BAYES_CODES = frozenset(_BAYES.split())
 COMPACT_CODES = frozenset(_COMPACT.split())
 
@@ -281,3 +333,34 @@ def list_known_codes(kind: str) -> frozenset[str]:
         Codes, without `und` (unknown).
     """
     return {"py3langid": BAYES_CODES, "cld2": COMPACT_CODES}.get(kind, BAYES_CODES | COMPACT_CODES)
+
+
+def list_language_names() -> dict[str, str]:
+    """List the English names of languages.
+
+    Returns:
+        Codes by name in lower case.
+    """
+    pairs = [" ".join(entry.split()).rpartition(" ") for entry in _NAMES.split(",")]
+    return {name.lower(): code for name, _, code in pairs}
+
+
+def _format_nearest_codes(code: str, known: Collection[str]) -> str:
+    """Return the sentence that says which code to use instead of one that is not known."""
+    word = code.strip().lower().replace("_", "-")
+    if word in ("no", "nor"):
+        return "Use nb for Norwegian Bokmål, or nn for Nynorsk."
+    names = list_language_names()
+    # en-US, and what other programs call a language
+    begun = [CODE_OF.get(code, ""), CODE_OF.get(word, ""), word, word.partition("-")[0]]
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.8)
+    meant = next((one for one in [*begun, *(names[name] for name in close)] if one in known), None)
+    if meant is not None:
+        title = next((name.title() for name, value in names.items() if value == meant), "")
+        return f"Use {meant}, {title}." if title else f"Use {meant}."
+    if code in list_known_codes("combined"):
+        return "Use data.language.kind=combined, which does."
+    nearest = difflib.get_close_matches(word, sorted(known), n=3, cutoff=0.3)
+    nearest = nearest or [one for one in sorted(known) if one[:1] == word[:1]][:3]
+    listed = format_choices(nearest or ["en"])
+    return f"Use its code of ISO 639-1; the nearest {'is' if len(nearest) < 2 else 'are'} {listed}."

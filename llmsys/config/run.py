@@ -16,6 +16,7 @@ from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
 from llmsys.config.images import ImagesConfig
+from llmsys.config.language import find_code_violations
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import (
     LossConfig,
@@ -168,6 +169,7 @@ class RunConfig(Section):
         )
         yield from self._find_objective_violations()
         yield from self._find_vocabulary_violations()
+        yield from self._find_weight_violations()
         yield from self._find_budget_violations()
         yield from find_retention_violations(self.checkpoint, self.evaluation.every_steps)
         yield from find_evaluation_violations(
@@ -239,6 +241,22 @@ class RunConfig(Section):
                 f"{trained} pieces exceed the {rows} rows of model.vocab_size. Use "
                 f"tokenizer.vocab_size={rows}, or model.vocab_size={trained}.",
             )
+
+    def _find_weight_violations(self) -> Iterator[Violation]:
+        weights = getattr(self.tokenizer, "language_weights", {})
+        if not weights or not isinstance(self.data, CrawlConfig):
+            return
+        language = self.data.language
+        keys = [(f"tokenizer.language_weights.{code}", code) for code in weights]
+        unknown = list(find_code_violations(language.kind, keys))
+        yield from unknown
+        for key, code in keys:
+            if not unknown and language.languages and code not in language.languages:
+                yield Violation(
+                    key,
+                    f"{code} is not among data.language.languages, so no document of it is kept. "
+                    f"Use {format_choices(language.languages)}, or keep {code}, too.",
+                )
 
     def _find_budget_violations(self) -> Iterator[Violation]:
         budget, schedule = self.train.tokens, self.schedule

@@ -247,6 +247,9 @@ OVERRIDES = [
     ("'data.rules=[{kind: c4}, {kind: c4}]'",
      'c4 is already the name of rules.0', "'data.rules=[{kind: c4}, {kind: c4, name: c4_2}]'"),
     ("data.language.languages=en", "'en' is not a list. Use [en]", "data.language.languages=[en]"),
+    ("data.language.languages=[english]", "data.language.languages.0: 'english' is no code of a "
+     "language that data.language.kind=combined identifies. Use en, English",
+        "data.language.languages=[en]"),
     ("data.language.min_score=65", "65 is too large: the maximum is 1",
         "data.language.min_score=1"),
     ("data.language.min_score=65%", "'65%' is not a number. Use 0.65",

@@ -252,6 +252,25 @@ def test_an_error_ends_progress_with_how_far_it_came():
     assert stream.getvalue() == "read: 1 of 2 files (50%), stopped after 0 s\n"
 
 
+def test_what_still_runs_stands_where_the_line_would_say_100_percent():
+    running = ["filter (2 tasks)"]
+    stream = io.StringIO()
+    progress = Progress("extract", 1_000, "page", stream=stream, clock=_Clock())
+    progress.describe_remainder = lambda: ", ".join(running)
+    with progress:
+        progress.advance(994)
+        assert progress.format_line() == "extract: 994 of 1k pages (99%)"
+        progress.advance(2)
+        assert progress.format_line() == (
+            "extract: 996 of 1k pages, still running: filter (2 tasks)"
+        )
+        progress.advance(4)
+        running.clear()
+        assert progress.format_line() == "extract: 1k of 1k pages (100%)"
+        running.append("filter (1 task)")
+    assert stream.getvalue() == "extract: 1k of 1k pages (100%), done after 0 s\n"
+
+
 def test_progress_is_silent_on_other_ranks(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert _progress(3, "page", 9.0, 3) == []
@@ -294,6 +313,21 @@ def test_on_a_terminal_a_bar_is_drawn_and_log_lines_stay_whole():
     assert "extract: 100%" in shown
     assert "dropped=1" in shown
     assert "a line of its own\r\n" in shown.replace("\x1b[A", "")
+
+
+def test_a_bar_says_what_still_runs_and_100_percent_only_at_the_end():
+    ours, theirs = _terminal(columns=100)
+    with (
+        os.fdopen(theirs, "w") as terminal,
+        Progress("extract", 4, "page", stream=terminal) as progress,
+    ):
+        progress.describe_remainder = lambda: "filter (1 task)"
+        progress.advance(3)
+        progress.advance(1)
+    shown = _shown(ours)
+    before, between, after = shown.partition("extract: still running: filter (1 task) |")
+    assert "100%" not in before + between
+    assert "extract: 100%" in after
 
 
 @pytest.mark.parametrize(

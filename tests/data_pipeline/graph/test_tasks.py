@@ -16,7 +16,14 @@ import pytest
 
 from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig, LocalExecutorConfig
 from llmsys.data_pipeline.core.journal import Journal
-from llmsys.data_pipeline.core.task_record import TaskRecord
+from llmsys.data_pipeline.core.task_record import (
+    ChainedJob,
+    FollowingJob,
+    RecordedJob,
+    StageArguments,
+    StageJob,
+    TaskRecord,
+)
 from llmsys.data_pipeline.executors.base import (
     EagerJobs,
     EagerTaskEvent,
@@ -203,11 +210,27 @@ def test_one_worker_does_one_stage_after_the_other() -> None:
     assert LocalExecutor(1).eager_jobs is None
 
 
+class Early:
+    """Tasks of the stage `extract` that start early, each with its progress; none where not
+    given.
+    """
+
+    def __init__(self, open_tasks: dict[str, int], amounts: Sequence[float] = ()) -> None:
+        self.open = open_tasks
+        self.amounts = amounts
+
+    def get_progress_amount(self, number: int) -> float:
+        return self.amounts[number] if self.amounts else 0.0
+
+    def get_stage(self, number: int) -> str:
+        return "extract"
+
+
 def test_progress_counts_what_was_dropped_ahead_and_takes_back_what_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Progress("stage", 10, "B") as progress:
-        meter = StageProgress(progress, [10.0])
+        meter = StageProgress(progress, "stage", [10.0], Early({}))
         shown: list[tuple[float, Any]] = []
         monkeypatch.setattr(
             progress, "advance", lambda amount, **details: shown.append((amount, details))
@@ -231,7 +254,7 @@ def test_progress_of_split_inputs_counts_the_blocks_that_are_extracted_meanwhile
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Progress("stage", 20, "B") as progress:
-        meter = StageProgress(progress, [10.0], lambda number: 6.0 if number else 0.0)
+        meter = StageProgress(progress, "split_inputs", [10.0], Early({}, [0.0, 6.0]))
         shown: list[float] = []
         monkeypatch.setattr(progress, "advance", lambda amount, **details: shown.append(amount))
         for event in (
@@ -243,6 +266,59 @@ def test_progress_of_split_inputs_counts_the_blocks_that_are_extracted_meanwhile
         meter.show_event(EagerTaskEvent(TaskProgress(0, 5, 0)))
         meter.update_display(4.0, 0)
     assert shown == [10, 5, 1, 0, 4]
+
+
+def write_part(report: Report) -> dict[str, Any]:
+    report(3, 0)
+    return {}
+
+
+def filter_silently(report: Report, *, source: Path) -> dict[str, Any]:
+    return {}
+
+
+def test_when_all_is_counted_the_line_names_the_stage_that_a_worker_has_come_to(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "extracted").touch()
+    job = StageJob(filter_silently, StageArguments(), {}, tmp_path, {})
+    extract = RecordedJob(write_part, tmp_path, ("extracted",))
+    seen = list[str]()
+    with local_pool(1) as pool, Progress("extract", 10, "B") as progress:
+        display = StageProgress(progress, "extract", [10.0], Early({}))
+        progress.describe_remainder = display.describe_remainder
+        chain = ChainedJob(extract, (FollowingJob("filter", job, ()),))
+        for event in pool.run_jobs([chain]):
+            display.show_event(event)
+            seen.append(progress.format_line())
+    assert isinstance(event, TaskDone)
+    assert None not in event.result["following"]
+    # 3 bytes were reported, and the rest of the block counts when its filter begins
+    assert seen[-2].startswith("extract: 10 B of 10 B, still running: filter (1 task)")
+    assert seen[-1].startswith("extract: 10 B of 10 B (100%)")
+
+
+def test_the_line_counts_tasks_of_later_stages_that_wait_or_run() -> None:
+    with Progress("split_inputs", 20, "B") as progress:
+        display = StageProgress(
+            progress, "split_inputs", [10.0, 10.0], Early({"extract": 3, "signatures": 0}, [5.0])
+        )
+        failed = TaskFailed(1, "lost", "", "lost")
+        assert display.describe_remainder() == "split_inputs (2 tasks), extract (3 tasks)"
+        display.show_event(TaskProgress(1, 0, 0, "filter"))
+        display.show_event(EagerTaskEvent(TaskProgress(0, 0, 0, "filter")))
+        assert display.describe_remainder() == (
+            "split_inputs (1 task), extract (2 tasks), filter (2 tasks)"
+        )
+        assert progress.done == 15
+        display.show_event(TaskRetry(1, failed))
+        assert progress.done == 5
+        assert display.describe_remainder() == (
+            "split_inputs (2 tasks), extract (2 tasks), filter (1 task)"
+        )
+        display.show_event(TaskDone(0, {}))
+        display.show_event(failed)
+        assert display.describe_remainder() == "extract (2 tasks), filter (1 task)"
 
 
 # --- the graph ---

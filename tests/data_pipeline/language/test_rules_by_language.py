@@ -10,7 +10,12 @@ import pytest
 from pydantic import TypeAdapter
 
 from llmsys.config.data import CrawlConfig
-from llmsys.config.language import LanguageConfig, list_known_codes, parse_language_rules
+from llmsys.config.language import (
+    LanguageConfig,
+    list_known_codes,
+    list_language_names,
+    parse_language_rules,
+)
 from llmsys.config.line_rules import C4DatatroveConfig
 from llmsys.config.quality_rules import (
     FinewebQualityConfig,
@@ -162,10 +167,6 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
 @pytest.mark.parametrize(
     ("keep", "language", "expected"),
     [
-        (("english",), {}, r"does not know 'english'\. English is en\."),
-        (("zg",), {}, r"the identifier combined does not know 'zg'\. The nearest codes are "),
-        (("no",), {}, r"does not know 'no'\. Norwegian is nb \(Bokmål\) or nn \(Nynorsk\)\."),
-        (("mi",), {"kind": "py3langid"}, r"the identifier py3langid does not know 'mi'"),
         (
             ("yue",),
             {},
@@ -179,11 +180,18 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
         ),
     ],
 )
-def test_a_language_without_model_or_profile_is_refused(
+def test_a_language_without_a_profile_is_refused(
     keep: tuple[str, ...], language: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         serialize_rules_by_language(data(*keep, **language))
+
+
+def test_a_language_can_be_called_by_the_name_of_its_profile() -> None:
+    names = {read_profile(f"data/languages/{code}").name: code for code in list_profile_codes()}
+    codes = list_language_names()
+    assert {name: codes.get(name.lower()) for name in names} == names
+    assert set(codes.values()) <= list_known_codes("combined")
 
 
 def test_a_profile_of_the_users_stands_for_the_shipped_one(tmp_path: Path) -> None:

@@ -301,11 +301,11 @@ def test_what_a_rule_needs_is_asked_for_before_anything_is_read(
         DataError, match=r"data\.rules\.0: .*absent\.arpa does not exist .* Correct the path"
     ):
         require_resource_files(data)
-    hidden = {"kind": "bad_words", "word_lists": [{"language": "xx", "entries": ["w"]}]}
+    hidden = {"kind": "bad_words", "word_lists": [{"language": "yue", "entries": ["w"]}]}
     data = CrawlConfig.model_validate({"rules": [hidden], "language": {"languages": []}})
     with pytest.raises(
         ConfigError,
-        match=r"data\.rules\.0\.words: no document is recognized as 'xx', so its list would never",
+        match=r"data\.rules\.0\.words: no document is recognized as 'yue', so its list would never",
     ):
         require_languages(data, ["en"])
 

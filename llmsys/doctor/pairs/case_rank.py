@@ -239,8 +239,8 @@ def find_case_difference(
     # The first phase begins with the initial weights.
     if (other := find_action_difference(list_actions(entries[1:]), expected)) is not None:
         return other
-    walk = PlainWalk(phases)
     is_corrected = not is_seen_at_the_end(assignment)
+    walk = PlainWalk(phases, is_corrected=is_corrected)
     bands = select_bands(phases[0].config, is_corrected=is_corrected)
     walked: list[Rounding] = []
     # Steps since the plain process had the state of the run; the sign of an update that is rounding

@@ -34,10 +34,14 @@ class PlainWalk:
 
     Args:
         phases: the phases of the run.
+        is_corrected: it takes over the state of the run after each step. Without, the moments
+            before a step are not those of the run, and do not tell which gradient its moments
+            contain: a small one would be the rounding of a large square.
     """
 
-    def __init__(self, phases: Sequence[Phase]) -> None:
+    def __init__(self, phases: Sequence[Phase], *, is_corrected: bool = True) -> None:
         self.config: RunConfig = phases[0].config
+        self.is_corrected = is_corrected
         self.plain = PlainProcess(self.config)
         self._branch_config = phases[-1].config
         # The first phase begins with the initial weights.
@@ -63,7 +67,8 @@ class PlainWalk:
             plain.branch(self._branch_config)
         match action.kind:
             case "train":
-                found = None if entry.tensors is None else decode_moments(entry.tensors)
+                is_known = self.is_corrected and entry.tensors is not None
+                found = decode_moments(entry.tensors or {}) if is_known else None
                 return plain.train(
                     action.step, is_applied=action.is_applied, found=found, errors=errors
                 )

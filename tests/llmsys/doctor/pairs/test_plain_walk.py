@@ -134,6 +134,24 @@ def test_soap_sorts_by_the_gradient_that_the_run_has_seen(root: Path) -> None:
         torch.testing.assert_close(found[f"{kind}/{name}"], plain[f"{kind}/{name}"])
 
 
+@pytest.mark.parametrize("is_corrected", [True, False])
+def test_only_a_corrected_walk_asks_moments_for_the_gradient_of_the_run(
+    root: Path, is_corrected: bool
+) -> None:
+    name = "blocks.0.attention.q_proj.weight"
+    phases = build_phases(root, optimizer="schedule_free")
+    plain = PlainWalk(phases)
+    plain.take_action(TRAINED[0])
+    state = plain.plain.state.tensors
+    # As if the gradient of the run had been twice as long.
+    seen = {f"second_moment/{name}": 4 * state[f"second_moment/{name}"]}
+    walk = PlainWalk(phases, is_corrected=is_corrected)
+    walk.take_action(replace(TRAINED[0], tensors=seen))
+    # The first step of schedule-free has the length of the rate, but for eps beside a gradient.
+    apart = walk.plain.state.tensors[f"parameter/{name}"] - state[f"parameter/{name}"]
+    assert bool(apart.any()) == is_corrected
+
+
 def test_nothing_is_planted_in_what_is_no_model(root: Path) -> None:
     _, found = measure_after(root, 1, optimizer="lion")
     entries = [Entry(Action("save", 0)), Entry(Action("load", 0))]

@@ -235,6 +235,26 @@ def test_bands_follow_the_dtypes(sections: dict[str, dict[str, Any]], expected: 
     assert all(getattr(wider, name) >= getattr(expected, name) for name in ("loss", "moments"))
 
 
+def test_rounding_explains_more_where_a_token_may_have_taken_another_expert() -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    model = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }  # fmt: skip
+    train = {"precision": "fp32"}
+    dense = RunConfig.model_validate({"train": train, "model": model})
+    sparse = RunConfig.model_validate({"train": train, "model": model | {"moe": experts}})
+    assert select_bands(sparse) == select_bands(dense) == FP32
+    bands = select_bands(sparse, is_corrected=False)
+    assert replace(bands, widest=UNCORRECTED[FP32].widest) == UNCORRECTED[FP32]
+    moved = {"first_moment/a": build_tensors()["first_moment/a"] * 1.1}
+    rounding = {"first_moment/a": 0.2 * float(build_tensors()["first_moment/a"].norm())}
+    assert compare(changes=moved, rounding=rounding, bands=bands) is None
+    assert compare(changes=moved, bands=bands) == "first_moment/a"
+    found = compare(changes=moved, rounding=rounding, bands=select_bands(dense, is_corrected=False))
+    assert found == "first_moment/a"
+
+
 def test_rounding_explains_what_it_moves_by_as_much_and_nothing_else() -> None:
     moved = {"parameter/a": build_tensors()["parameter/a"] * 1.0004}
     apart = 4e-4 * float(build_tensors()["parameter/a"].norm())

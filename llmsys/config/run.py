@@ -244,19 +244,10 @@ class RunConfig(Section):
 
     def _find_weight_violations(self) -> Iterator[Violation]:
         weights = getattr(self.tokenizer, "language_weights", {})
-        if not weights or not isinstance(self.data, CrawlConfig):
-            return
-        language = self.data.language
-        keys = [(f"tokenizer.language_weights.{code}", code) for code in weights]
-        unknown = list(find_code_violations(language.kind, keys))
-        yield from unknown
-        for key, code in keys:
-            if not unknown and language.languages and code not in language.languages:
-                yield Violation(
-                    key,
-                    f"{code} is not among data.language.languages, so no document of it is kept. "
-                    f"Use {format_choices(language.languages)}, or keep {code}, too.",
-                )
+        if weights and isinstance(self.data, CrawlConfig):
+            # A config that narrows the languages of its base may keep the weights of all of them.
+            keys = [(f"tokenizer.language_weights.{code}", code) for code in weights]
+            yield from find_code_violations(self.data.language.kind, keys)
 
     def _find_budget_violations(self) -> Iterator[Violation]:
         budget, schedule = self.train.tokens, self.schedule

@@ -5,7 +5,7 @@ are in llmsys/model.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeGuard, assert_never
 
 from pydantic import Field
 
@@ -176,6 +176,28 @@ class _BasePositionConfig(Section):
             is_latent: attention is latent.
         """
         yield from ()
+
+
+def is_length_dependent(
+    scaling: ScalingConfig,
+) -> TypeGuard[NtkRopeScalingConfig | LongRopeScalingConfig]:
+    """Return whether a row is rotated by its length, and not by its positions alone.
+
+    Args:
+        scaling: the `model.position.scaling:` section.
+    """
+    match scaling:
+        case NtkRopeScalingConfig() | LongRopeScalingConfig():
+            return True
+        case (
+            NoRopeScaling()
+            | LinearRopeScalingConfig()
+            | YarnRopeScalingConfig()
+            | Llama3RopeScalingConfig()
+        ):
+            return False
+        case unreachable:
+            assert_never(unreachable)
 
 
 class RopeConfig(_BasePositionConfig):

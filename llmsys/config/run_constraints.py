@@ -6,7 +6,6 @@ combinations.yaml; rules of the axes are in parallel_layout.py.
 """
 
 from collections.abc import Iterator
-from typing import assert_never
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.checkpoint import CheckpointConfig
@@ -15,15 +14,7 @@ from llmsys.config.evaluation import EvaluationConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.position import (
-    LinearRopeScalingConfig,
-    Llama3RopeScalingConfig,
-    LongRopeScalingConfig,
-    NoRopeScaling,
-    NtkRopeScalingConfig,
-    RopeConfig,
-    YarnRopeScalingConfig,
-)
+from llmsys.config.position import RopeConfig, is_length_dependent
 from llmsys.config.section import find_nearest_multiples
 from llmsys.errors import LayoutError, Violation, format_choices
 
@@ -65,26 +56,16 @@ def find_rotation_violations(
     position = model.position
     if not pads_rows or not isinstance(position, RopeConfig):
         return
-    match position.scaling:
-        case NtkRopeScalingConfig() | LongRopeScalingConfig() as scaling:
-            original = scaling.original_max_position_embeddings
-            if longest > original:
-                yield Violation(
-                    "model.position.scaling.kind",
-                    f"{scaling.kind} rotates by the length of a row beyond {original} positions, "
-                    f"and rows of up to {longest} are padded to the longest of their micro-batch, "
-                    "so a loss would depend on what else is in it. Use yarn, llama3, linear or "
-                    f"none, or batch.sequence_length={original} or less.",
-                )
-        case (
-            NoRopeScaling()
-            | LinearRopeScalingConfig()
-            | YarnRopeScalingConfig()
-            | Llama3RopeScalingConfig()
-        ):
-            pass
-        case unreachable:
-            assert_never(unreachable)
+    scaling = position.scaling
+    if is_length_dependent(scaling) and longest > scaling.original_max_position_embeddings:
+        original = scaling.original_max_position_embeddings
+        yield Violation(
+            "model.position.scaling.kind",
+            f"{scaling.kind} rotates by the length of a row beyond {original} positions, and rows "
+            f"of up to {longest} are padded to the longest of their micro-batch, so a loss would "
+            "depend on what else is in it. Use yarn, llama3, linear or none, or rows of at most "
+            f"{original} positions (batch.sequence_length, batch.target_sequence_length).",
+        )
 
 
 def is_replicated(engine: EngineConfig) -> bool:

@@ -23,8 +23,8 @@ from llmsys.config.position import (
     NoRopeScaling,
     NtkRopeScalingConfig,
     RopeConfig,
-    ScalingConfig,
     YarnRopeScalingConfig,
+    is_length_dependent,
 )
 from llmsys.model import cpu_kernels
 from llmsys.model.kv_cache import KeyValueCache
@@ -324,7 +324,7 @@ class RotaryBuilder:
         self.kinds = sorted(
             {config.get_layer_type(layer) for layer in range(config.num_hidden_layers)}
         )
-        self.is_length_dependent = _is_length_dependent(position.scaling)
+        self.is_length_dependent = is_length_dependent(position.scaling)
 
     def __call__(
         self, length: int, cache: KeyValueCache | None, device: torch.device
@@ -396,18 +396,3 @@ class RotaryBuilder:
         return compute_rope_frequencies(
             self.position, self.table.width, self.config.max_position_embeddings, max(length, 1)
         )
-
-
-def _is_length_dependent(scaling: ScalingConfig) -> bool:
-    match scaling:
-        case NtkRopeScalingConfig() | LongRopeScalingConfig():
-            return True
-        case (
-            NoRopeScaling()
-            | LinearRopeScalingConfig()
-            | YarnRopeScalingConfig()
-            | Llama3RopeScalingConfig()
-        ):
-            return False
-        case unreachable:
-            assert_never(unreachable)

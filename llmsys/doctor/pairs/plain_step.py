@@ -282,6 +282,7 @@ class PlainProcess:
                 if (key := f"{moment}/{name}") in found
             }
             contained = one.find_contained_gradient(name, now, gradient, moments, theirs)
+            # Stored moments are rounded, and so is the gradient that is read from them.
             with errors():
                 contained = contained * 1.0
             of_contained = dict(moments)

@@ -185,6 +185,9 @@ def is_length_dependent(
 
     Args:
         scaling: the `model.position.scaling:` section.
+
+    Returns:
+        True for dynamic NTK and LongRoPE.
     """
     match scaling:
         case NtkRopeScalingConfig() | LongRopeScalingConfig():

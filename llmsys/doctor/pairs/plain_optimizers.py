@@ -27,6 +27,9 @@ Moments = dict[str, Tensor]
 # A hundred roundings of float32: what is smaller in SOAP, relative to the largest, is rounding.
 SOAP_ROUNDING = 1e-5
 
+# Roundings of float32 in a second moment: of its decay, of the square, of their sum, and stored.
+SQUARE_ROUNDING = 4 * 2.0**-24
+
 # The square below which torch.optim.Adafactor estimates none.
 LEAST_SQUARE = torch.finfo(torch.float32).eps
 
@@ -123,7 +126,10 @@ class PlainStep:
                 else 1 - self.count**-config.decay_exponent
             )
             square = (after["second_moment"] - beta * before["second_moment"]) / (1 - beta)
-            return square.clamp(min=0).sqrt() * gradient.sign()
+            rounding = SQUARE_ROUNDING * after["second_moment"] / (1 - beta)
+            contained = square.clamp(min=0).sqrt() * gradient.sign()
+            # Next to a large square of earlier steps a small one is lost.
+            return torch.where((square - gradient**2).abs() <= rounding, gradient, contained)
         return gradient
 
     def _apply_decay(self, weight: Tensor) -> Tensor:

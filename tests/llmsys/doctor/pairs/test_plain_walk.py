@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from llmsys.config.matrix_optimizers import SoapConfig
-from llmsys.config.optimizer import AdamWConfig
+from llmsys.config.optimizer import AdamWConfig, ScheduleFreeConfig
 from llmsys.doctor.pairs.cases import Limits, build_default_assignment, build_parts
 from llmsys.doctor.pairs.check import write_datasets
 from llmsys.doctor.pairs.comparison import LOSS, NORM, Rounding
@@ -132,6 +132,23 @@ def test_soap_sorts_by_the_gradient_that_the_run_has_seen(root: Path) -> None:
     # All else is that of the plain gradient, so that a wrong one is found.
     for kind in ("first_moment", "left_moment", "right_moment"):
         torch.testing.assert_close(found[f"{kind}/{name}"], plain[f"{kind}/{name}"])
+
+
+def test_a_gradient_that_squares_have_lost_is_the_plain_one() -> None:
+    config = ScheduleFreeConfig()
+    step = PlainStep(config, count=3, rate=1e-2, decay=0.0, share=0.5)
+    beta = config.betas[1]
+    # Elements whose square is next to a large one, next to none, and other than the plain one.
+    plain = torch.tensor([1e-6, 1e-6, 1e-6], dtype=torch.float64)
+    theirs = torch.tensor([1e-6, 1e-6, 2e-6], dtype=torch.float64)
+    before = {"second_moment": torch.tensor([2e-6, 0.0, 0.0], dtype=torch.float64)}
+    exact = beta * before["second_moment"] + (1 - beta) * theirs**2
+    after = {"second_moment": exact.float().double()}
+
+    found = step.find_contained_gradient("norm.weight", torch.zeros(3), plain, before, after)
+
+    assert found[0] == plain[0]
+    torch.testing.assert_close(found[1:], theirs[1:], rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("is_corrected", [True, False])

@@ -32,6 +32,7 @@ from llmsys.doctor.pairs.events import (
     EventScript,
     KilledError,
     accept_overflows,
+    find_overflowed_events,
     is_seen_at_the_end,
     list_actions,
     list_expected_actions,
@@ -233,9 +234,11 @@ def find_case_difference(
         phases: its phases.
         entries: what it recorded, begun with a load.
     """
-    expected = list_expected_actions(assignment)
     if assignment["precision"] == "fp16":
-        expected = accept_overflows(entries[1:], expected)
+        overflowed = find_overflowed_events(assignment, entries)
+        expected = accept_overflows(entries[1:], list_expected_actions(assignment, overflowed))
+    else:
+        expected = list_expected_actions(assignment)
     # The first phase begins with the initial weights.
     if (other := find_action_difference(list_actions(entries[1:]), expected)) is not None:
         return other

@@ -11,7 +11,7 @@ Invariants:
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -59,12 +59,18 @@ class Action:
     run: int = 0
 
 
-def list_expected_actions(assignment: Assignment) -> list[Action]:
+def list_expected_actions(
+    assignment: Assignment, overflowed: Collection[str] = ()
+) -> list[Action]:
     """Return what the run of a case must do, in order, to the end of its branch.
 
     A rewind and a resumption go to the newest save. Steps that were refused before a rewind stay
     left out; those that were refused after the newest save are trained when a killed run repeats
     them.
+
+    Args:
+        assignment: label by factor.
+        overflowed: events whose step overflows in fp16 by itself, which comes before them.
     """
     happens = {name for name in EVENT_STEPS if assignment[name] != "no"}
     at = {step: name for name, step in EVENT_STEPS.items() if name in happens}
@@ -83,6 +89,8 @@ def list_expected_actions(assignment: Assignment) -> list[Action]:
     while done < STEPS:
         step = done + 1
         event = at.get(step, "")
+        if event in overflowed:
+            event = "overflow"
         if step not in left_out:
             is_refused = event in ("skip", "overflow", "rewind")
             actions.append(Action("train", step, not is_refused))
@@ -194,6 +202,7 @@ class EventScript:
     run: int = 0
     entries: list[Entry] = field(default_factory=list)
     _result: StepResult | None = None
+    _is_rewound: bool = False
 
     def attach(self, trainer: Trainer) -> None:
         """Take the places of some methods of one trainer. Collective."""
@@ -234,6 +243,7 @@ class EventScript:
         if event == "signal" and get_rank() == get_world_size() - 1:
             os.kill(os.getpid(), signal.SIGTERM)
         self._event = event
+        self._is_rewound = False
         if event == "overflow" and not isinstance(self._config.engine, DeepSpeedEngineConfig):
             self._trainer.engine.observe_gradients = _set_infinite_gradient
         try:
@@ -243,12 +253,13 @@ class EventScript:
                 self._trainer.engine.observe_gradients = None
         if event in ("skip", "overflow", "rewind", "signal"):
             self.fired.add(event)
-        if event != "rewind":
+        if not self._is_rewound:
             self._record_step(step + 1)
         return is_stopping
 
     def rewind(self, number: int, progress: Any) -> None:
         """Record the refused step, and rewind."""
+        self._is_rewound = True
         self._record_step(number)
         self._rewind(number, progress)
         self.entries.append(
@@ -350,6 +361,28 @@ def accept_overflows(entries: Sequence[Entry], expected: Sequence[Action]) -> li
         ):
             changed[place], overflows = entry.action, overflows + 1
     return changed
+
+
+def find_overflowed_events(assignment: Assignment, entries: Sequence[Entry]) -> list[str]:
+    """Return the refusals of a step that in fp16 overflowed by itself when its event was due.
+
+    The engine then refuses the step for its loss scale, before the guard is asked: it is not left
+    out later, and nothing is rewound.
+
+    Args:
+        assignment: label by factor.
+        entries: what the run recorded.
+    """
+    found = []
+    for name in ("skip", "rewind"):
+        norms = [
+            entry.norm
+            for entry in entries
+            if entry.action.kind == "train" and entry.action.step == EVENT_STEPS[name]
+        ]
+        if assignment[name] != "no" and norms and not math.isfinite(norms[0]):
+            found.append(name)
+    return found
 
 
 def list_actions(entries: Sequence[Entry]) -> list[Action]:

@@ -1,7 +1,17 @@
 """What a run with events must do, in order."""
 
+import math
+
+from llmsys.config.run import RunConfig
 from llmsys.doctor.pairs.cases import build_default_assignment
-from llmsys.doctor.pairs.events import Action, list_expected_actions
+from llmsys.doctor.pairs.events import (
+    Action,
+    Entry,
+    EventScript,
+    find_overflowed_events,
+    list_expected_actions,
+)
+from llmsys.engine.engine import StepResult
 
 
 def list_texts(**events: str) -> list[str]:
@@ -81,3 +91,50 @@ def test_a_killed_run_trains_steps_again_that_were_refused_after_its_save() -> N
 
 def test_a_branch_goes_on_from_the_last_save() -> None:
     assert list_texts(branch="yes")[-5:] == ["bl9", "bt10", "bt11", "bs11", "be11"]
+
+
+def train_step_entry(step: int, norm: float) -> Entry:
+    return Entry(Action("train", step, is_applied=False), 1.0, norm)
+
+
+def test_a_step_that_overflows_before_it_is_skipped_is_trained_after_a_rewind() -> None:
+    assignment = build_default_assignment()
+    assignment |= {"precision": "fp16", "save": "yes", "skip": "yes", "rewind": "yes"}
+    entries = [train_step_entry(4, math.nan), train_step_entry(6, 1.0), train_step_entry(4, 1.0)]
+
+    overflowed = find_overflowed_events(assignment, entries)
+
+    assert overflowed == ["skip"]
+    actions = list_expected_actions(assignment, overflowed)
+    after = actions.index(Action("load", 2))
+    assert actions[after + 1 : after + 5] == [Action("train", step) for step in (3, 4, 5, 7)]
+
+
+def test_nothing_is_rewound_where_the_step_overflows() -> None:
+    assignment = build_default_assignment() | {"precision": "fp16", "rewind": "yes"}
+    entries = [train_step_entry(6, math.inf)]
+
+    overflowed = find_overflowed_events(assignment, entries)
+
+    assert overflowed == ["rewind"]
+    actions = list_expected_actions(assignment, overflowed)
+    assert Action("train", 6, is_applied=False) in actions
+    assert not any(action.kind == "load" for action in actions)
+
+
+def test_a_step_is_recorded_where_its_rewind_did_not_happen() -> None:
+    class OneStepTrainer:
+        """A trainer whose engine refuses the step by itself."""
+
+        config = RunConfig()
+        steps_done = 6
+
+    script = EventScript(build_default_assignment() | {"rewind": "yes", "inspection": "the end"})
+    vars(script).update(_trainer=OneStepTrainer(), _config=OneStepTrainer.config)
+    script._result = StepResult(1.0, math.inf, targets=8, is_applied=False)
+    script._train_step = lambda *arguments: False
+
+    script.train_step(5, [], None)
+
+    assert [entry.action for entry in script.entries] == [Action("train", 6, is_applied=False)]
+    assert script.fired == {"rewind"}

@@ -1,6 +1,7 @@
 """Render runs of text as plain text: paragraphs, lists, tables and code, in page order.
 
-Blocks are separated by one blank line. List items are lines after `- `, indented by their nesting.
+Blocks are separated by one blank line. List items are lines after `- ` or, in ordered lists, their
+number, indented by their nesting.
 The cells of a table row are one line with ` | ` between them. Code keeps its lines and its
 indentation.
 """
@@ -35,6 +36,7 @@ def render_text(tree: HtmlTree, kept: list[int]) -> str:
     layout = _find_layout_tables(tree, kept, contexts)
     pieces: list[str] = []
     before = _BlockContext()
+    numbered: set[int] = set()  # items whose number was written
     for run in kept:
         context = contexts[tree.owner[run]]
         if context.table in layout:
@@ -45,7 +47,8 @@ def render_text(tree: HtmlTree, kept: list[int]) -> str:
         if context.row and context.row != before.row:
             pieces.append("| " * (context.cell - 1))
         elif context.item and not context.code and not context.row:
-            text = _format_list_item(text, context.level, context.item != before.item)
+            mark = _choose_mark(tree, context.item, before.item, numbered)
+            text = _format_list_item(text, context.level, mark)
         pieces.append(text)
         before = context
     return _unescape_entities("".join(pieces))
@@ -134,10 +137,22 @@ def _choose_separator(before: _BlockContext, context: _BlockContext) -> str:
     return "\n" if near else "\n\n"
 
 
-def _format_list_item(text: str, level: int, first: bool) -> str:
-    """Format a paragraph of a list item, with a mark if it is the first."""
+def _choose_mark(tree: HtmlTree, item: int, before: int, numbered: set[int]) -> str:
+    """Return what stands before a paragraph of a list item: a mark, a number, or spaces."""
+    number = tree.get_item_number(item)
+    if number is None:
+        return "- " if item != before else "  "
+    mark = f"{number}. "
+    if item in numbered:
+        return " " * len(mark)
+    numbered.add(item)
+    return mark
+
+
+def _format_list_item(text: str, level: int, mark: str) -> str:
+    """Format a paragraph of a list item; further lines are indented as the first."""
     indent = "  " * (min(level, _DEEPEST) - 1)
-    return indent + ("- " if first else "  ") + text.replace("\n", f"\n{indent}  ")
+    return indent + mark + text.replace("\n", f"\n{indent}{' ' * len(mark)}")
 
 
 def _unescape_entities(text: str) -> str:

@@ -21,8 +21,10 @@ inline bool is_base_capital(uint32_t point) {
          (point >= 0x410 && point <= 0x42F) || point == 0x401;
 }
 
-inline bool is_variable(uint32_t point) {
-  return is_base_letter(point) && (point < 128 || (point >= 0x391 && point <= 0x3C9));
+inline bool is_latin(uint32_t point) { return is_base_letter(point) && point < 128; }
+
+inline bool is_greek(uint32_t point) {
+  return is_base_letter(point) && point >= 0x391 && point <= 0x3C9;
 }
 
 inline bool is_digit_point(uint32_t point) { return point >= '0' && point <= '9'; }
@@ -156,9 +158,11 @@ inline bool is_exponent(const ShortText& script, const Base& base) {
   if (is_sign(script[0]) && after_sign >= 1 && after_sign <= 4 && after_sign + 1 == size) return true;
   if (digits <= 3 && digits + 1 == size && is_sign(script[digits])) return base.letters <= 3;
   const bool is_atom = base.letters <= 1;
-  if (size == 1 && is_variable(script[0])) {
+  if (size == 1 && (is_latin(script[0]) || is_greek(script[0]))) {
     const bool ends_word = base.digits || (base.letters == 1 && base.is_capital);
-    return is_atom && script[0] != 'o' && !(ends_word && is_one_of(script[0], ABBREVIATING));
+    const bool is_ending = script[0] == 'o' || (base.digits && is_greek(script[0])) ||
+                           (ends_word && is_one_of(script[0], ABBREVIATING));
+    return is_atom && !is_ending;
   }
   const int allowed = script.count([](uint32_t point) {
     return is_base_letter(point) || is_digit_point(point) || is_sign(point) ||
@@ -169,6 +173,7 @@ inline bool is_exponent(const ShortText& script, const Base& base) {
   const int closed = script.count([](uint32_t point) { return point == ')'; });
   if (opened != closed || script.has_word(0)) return false;
   if (opened == 1 && script[0] == '(' && script[size - 1] == ')') return base.letters == 1;
+  if (script.count(is_latin) && script.count(is_greek)) return true;
   return script.count([](uint32_t point) {
     return is_digit_point(point) || is_sign(point) || is_one_of(point, "=/^_");
   }) > 0;

@@ -119,9 +119,10 @@ def _read_image(image: LexborNode) -> TexSource:
     tex = unquote(query).replace("&space;", " ")
     if field:
         tex = tex.replace("+", " ") if "%2B" in query or "%2b" in query else tex
-    while setting := _IMAGE_SETTING.match(tex):
-        tex = tex[setting.end() :]
-    return normalize_tex(tex)
+    begin = 0
+    while setting := _IMAGE_SETTING.match(tex, begin):
+        begin = setting.end()
+    return normalize_tex(tex[begin:])
 
 
 def _replace_script(page: LexborHTMLParser, script: LexborNode, done: set[int]) -> None:
@@ -240,8 +241,15 @@ def _replace(
         node.insert_after(page.create_node("br"))
         node.replace_with(f"$${tex}$$")
     else:
+        # `$a$$b$` would open a displayed formula.
+        before = " " if _get_last_character(node.prev) == "$" else ""
         # Programs that indent pages leave the space before the next word inside of the element.
         following = node.next
         begins_word = following is not None and (following.text(deep=True) or "")[:1].isalnum()
-        has_space = begins_word and (node.text(deep=True) or "")[-1:].isspace()
-        node.replace_with(f"${tex}$ " if has_space else f"${tex}$")
+        after = " " if begins_word and _get_last_character(node).isspace() else ""
+        node.replace_with(f"{before}${tex}${after}")
+
+
+def _get_last_character(node: LexborNode | None) -> str:
+    text = "" if node is None else node.text_content if node.is_text_node else node.text(deep=True)
+    return (text or "")[-1:]

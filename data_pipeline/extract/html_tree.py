@@ -96,7 +96,14 @@ _SCRIPT_ENDS: Final = 9
 _EFFECTS = (
     dict.fromkeys(_BLOCKS, _OPENS)
     | {f"/{name}": _CLOSES for name in _BLOCKS}
-    | {"a": _LINK, "/a": _LINK_ENDS, "br": _BREAK, "hr": _RULE, "ol": _OPENS_LIST, "li": _OPENS_LIST}
+    | {
+        "a": _LINK,
+        "/a": _LINK_ENDS,
+        "br": _BREAK,
+        "hr": _RULE,
+        "ol": _OPENS_LIST,
+        "li": _OPENS_LIST,
+    }
     | {"sup": _SCRIPT, "sub": _SCRIPT, "/sup": _SCRIPT_ENDS, "/sub": _SCRIPT_ENDS}
     | dict.fromkeys(_UNREAD, _SKIPPED)
 )

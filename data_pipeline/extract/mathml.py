@@ -268,13 +268,12 @@ def _convert_prescripts(node: LexborNode, depth: int) -> str:
             is_before = True
         else:
             scripts[is_before].append(_convert(element, depth).strip())
-    for lower, upper in zip(scripts[False][::2], scripts[False][1::2], strict=False):
-        written = _attach(written, lower, upper)
-    before = [
-        _attach("{}", lower, upper)
-        for lower, upper in zip(scripts[True][::2], scripts[True][1::2], strict=False)
-    ]
-    return "".join(before) + written
+    pieces: list[str] = []
+    for pair in zip(scripts[True][::2], scripts[True][1::2], strict=False):
+        pieces.append(_attach("{}", *pair))
+    for number, pair in enumerate(zip(scripts[False][::2], scripts[False][1::2], strict=False)):
+        pieces.append(_attach("{}" if number else written, *pair))
+    return "".join(pieces if scripts[False] else [*pieces, written])
 
 
 def _convert_fence(node: LexborNode, depth: int) -> str:

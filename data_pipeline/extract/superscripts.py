@@ -10,7 +10,8 @@ What a superscript means is decided by its content and by the characters before 
 - A number with a sign before it is an exponent (`s^{-1}`); one with a sign after it, or a sign
   alone, is a charge after up to three letters (`Ca^{2+}`).
 - A letter is an exponent after a single letter, a number or a bracket, unless it ends an ordinal or
-  an abbreviation (`2e`, `No`); several letters are (`1st`, `Mme`).
+  an abbreviation (`2e`, `No`, `5η`). Several letters do that too (`1st`, `Mme`), unless some are
+  Latin and some Greek (`e^{iπ}`).
 - Up to `_LONGEST_SUPERSCRIPT` letters, digits, operators and brackets are an exponent if they hold
   a digit or an operator.
 
@@ -48,6 +49,8 @@ _NUMBER = re.compile(r"[0-9]{1,4}|[0-9]{1,3}[./][0-9]{1,3}")
 _SIGNED = re.compile(f"[{_SIGN}][0-9]{{1,4}}")
 _CHARGE = re.compile(f"[0-9]{{0,3}}[{_SIGN}]")
 _VARIABLE = re.compile("[A-Za-z\u0391-\u03a9\u03b1-\u03c9]")
+_GREEK = re.compile("[\u0391-\u03a9\u03b1-\u03c9]")
+_LATIN = re.compile("[A-Za-z]")
 _EXPRESSION = re.compile(f"[{_LETTER}0-9{_SIGN}=/*().^_{{}}∞ ]+")
 _OPERATOR = re.compile(f"[0-9{_SIGN}=/^_]")
 _IN_BRACKETS = re.compile(r"\([^()]*\)")
@@ -150,7 +153,8 @@ def _is_exponent(script: str, base: _Base | None) -> bool:
     is_atom = not letters or letters == 1
     if _VARIABLE.fullmatch(script):
         ends_word = bool(base.number) or (letters == 1 and bool(_CAPITAL.match(base.word)))
-        is_ending = script == "o" or (ends_word and script in _ABBREVIATING)
+        is_greek = bool(base.number) and bool(_GREEK.match(script))
+        is_ending = script == "o" or is_greek or (ends_word and script in _ABBREVIATING)
         return is_atom and not is_ending
     if not is_atom or not _EXPRESSION.fullmatch(script):
         return False
@@ -159,7 +163,8 @@ def _is_exponent(script: str, base: _Base | None) -> bool:
     # `f^{(n)}`, but not the note `25(1)`
     if _IN_BRACKETS.fullmatch(script):
         return letters == 1
-    return bool(_OPERATOR.search(script))
+    is_product = _LATIN.search(script) and _GREEK.search(script)
+    return bool(_OPERATOR.search(script) or is_product)
 
 
 def _is_capitalized(word: str) -> bool:

@@ -92,6 +92,7 @@ _BREAK: Final = 6
 _SKIPPED: Final = 7
 _SCRIPT: Final = 8
 _SCRIPT_ENDS: Final = 9
+_CODE: Final = 10
 # Effects of tags; other tags, such as <b>, have none.
 _EFFECTS = (
     dict.fromkeys(_BLOCKS, _OPENS)
@@ -105,6 +106,7 @@ _EFFECTS = (
         "li": _OPENS_LIST,
     }
     | {"sup": _SCRIPT, "sub": _SCRIPT, "/sup": _SCRIPT_ENDS, "/sub": _SCRIPT_ENDS}
+    | {"code": _CODE}
     | dict.fromkeys(_UNREAD, _SKIPPED)
 )
 
@@ -154,6 +156,7 @@ class HtmlTree:
         owner: innermost element of each run.
         lists: ordered lists by their element.
         numbers: numbers of the items of ordered lists by their element.
+        code_attributes: attributes of the first `code` in each `pre`, which may name a language.
     """
 
     tag: list[str] = field(default_factory=lambda: ["#"])
@@ -166,6 +169,7 @@ class HtmlTree:
     owner: list[int] = field(default_factory=list)
     lists: dict[int, OrderedList] = field(default_factory=dict)
     numbers: dict[int, ItemNumber] = field(default_factory=dict)
+    code_attributes: dict[int, str] = field(default_factory=dict)
 
     def get_item_number(self, item: int) -> int | None:
         """Return the number of a list item.
@@ -266,6 +270,9 @@ def parse_tree(html: bytes) -> HtmlTree:
                     elif write_superscript(run, start, name == "/sup"):
                         link_start = -1
                         scripts.clear()
+            elif effect == _CODE:
+                if preformatted:
+                    tree.code_attributes.setdefault(current, attributes)
             else:
                 text = _skip_element(name, pieces)
         # White space between blocks begins no run.

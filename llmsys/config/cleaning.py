@@ -43,6 +43,11 @@ class _BaseExtractorConfig(Section):
         1_000, ge=1, description="Maximum attributes of one element; parsing is quadratic in them."
     )
 
+    @property
+    def is_markdown(self) -> bool:
+        """Whether documents are Markdown, next to the text that rules see."""
+        return False
+
 
 class ArticleExtractorConfig(_BaseExtractorConfig):
     """Main content of news, posts, forums and manuals, with the structure of lists, tables and
@@ -50,6 +55,17 @@ class ArticleExtractorConfig(_BaseExtractorConfig):
     """
 
     kind: Literal["article"] = "article"
+    format: Literal["text", "markdown"] = Field(
+        "text",
+        description="Form of the documents. markdown: headings, lists, tables and fenced code with "
+        "its language; language identification and rules see the text form, and lines that rules "
+        "remove are removed from the Markdown.",
+    )
+
+    @property
+    def is_markdown(self) -> bool:
+        """Whether documents are Markdown, next to the text that rules see."""
+        return self.format == "markdown"
 
 
 class ResiliparseExtractorConfig(_BaseExtractorConfig):

@@ -121,9 +121,7 @@ def prepare_rule_input(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordB
     """
     from llmsys.data_pipeline.rules.language_chains import NO_RULES, LanguageRuleChains
 
-    without_rules = _DocumentFilter(
-        LanguageRuleChains(NO_RULES), config.language, config.unicode
-    )
+    without_rules = _DocumentFilter(LanguageRuleChains(NO_RULES), config.language, config.unicode)
     return _select_document_columns(without_rules.filter_texts(texts)[0])
 
 

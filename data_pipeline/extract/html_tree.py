@@ -204,9 +204,9 @@ def parse_tree(html: bytes) -> HtmlTree:
     texts = tree.text
     first, last = tree.first, tree.last
     run: list[str] = []  # pieces of the run that is being read
-    linked = current = preformatted = 0
+    # `links` counts those that were opened so far.
+    linked = current = preformatted = links = 0
     in_link = False
-    links = 0  # that were opened so far
     link_start = -1  # pieces before the open link, if it was opened in this run
     # of each open superscript or subscript: pieces before it, and links that were opened
     scripts: list[tuple[int, int]] = []
@@ -261,15 +261,12 @@ def parse_tree(html: bytes) -> HtmlTree:
             elif effect == _SCRIPT:
                 scripts.append((len(run), links))
             elif effect == _SCRIPT_ENDS:
-                if scripts:
-                    start, links_before = scripts.pop()
-                    # A link in it, or around it alone, leads to a note.
-                    is_note = links != links_before or (in_link and start == link_start)
-                    if is_note or preformatted:
-                        pass
-                    elif write_superscript(run, start, name == "/sup"):
-                        link_start = -1
-                        scripts.clear()
+                start, links_before = scripts.pop() if scripts else (0, links)
+                # A link in it, or around it alone, leads to a note.
+                is_note = links != links_before or (in_link and start == link_start)
+                if not (is_note or preformatted) and write_superscript(run, start, name):
+                    link_start = -1
+                    scripts.clear()
             elif effect == _CODE:
                 if preformatted:
                     tree.code_attributes.setdefault(current, attributes)

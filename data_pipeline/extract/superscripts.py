@@ -32,7 +32,25 @@ _LONGEST_SUPERSCRIPT: Final = 24
 _LONGEST_SUBSCRIPT: Final = 12
 _YEARS = ("1", "2")  # first digits of numbers of four digits that are taken for years
 _LONG_BASES: Final = frozenset(
-    "sin cos tan cot sec csc sinh cosh tanh log exp det mol bar rad kpc Mpc".split()
+    [
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "sinh",
+        "cosh",
+        "tanh",
+        "log",
+        "exp",
+        "det",
+        "mol",
+        "bar",
+        "rad",
+        "kpc",
+        "Mpc",
+    ]
 )
 # after a number or a capital letter these end ordinals and abbreviations: 2e, 1o, 3d, Me, St
 _ABBREVIATING: Final = "adehorst"
@@ -60,24 +78,25 @@ _OPENING = {")": "(", "]": "[", "}": "{"}
 
 
 class _Base(NamedTuple):
-    """What a superscript follows: digits, letters, or a closing bracket."""
+    """The text before a superscript: digits, letters, or a closing bracket."""
 
     number: str = ""
     word: str = ""
     bracket: str = ""
 
 
-def write_superscript(run: list[str], start: int, is_superscript: bool) -> bool:
+def write_superscript(run: list[str], start: int, end_tag: str) -> bool:
     """Mark the end of a run of text as a superscript or subscript if it is mathematics.
 
     Args:
         run: Pieces of the run, none of them empty; changed in place.
         start: Pieces before the superscript.
-        is_superscript: False for a subscript.
+        end_tag: `/sup` or `/sub`.
 
     Returns:
         Whether pieces before `start` changed, so that other places in the run do not hold.
     """
+    is_superscript = end_tag == "/sup"
     limit = _LONGEST_SUPERSCRIPT if is_superscript else _LONGEST_SUBSCRIPT
     # White space around it does not count, but few pages have much of it.
     if start == 0 or not 0 < sum(map(len, run[start : start + _WINDOW])) <= _WINDOW:

@@ -44,7 +44,7 @@ def normalize_tex(source: str) -> TexSource:
                 is_display = displays
                 break
     for style in _STYLES:
-        if tex.startswith("{" + style) and _closes_at_end(tex):
+        if tex.startswith("{" + style) and _is_one_group(tex):
             tex = tex[1:-1]
         if tex.startswith(style) and not tex[len(style) :][:1].isalpha():
             tex = tex[len(style) :].strip()
@@ -60,7 +60,7 @@ def _remove_cdata(source: str) -> str:
     return inner.removesuffix("]]>").rstrip().removesuffix("%")
 
 
-def _closes_at_end(tex: str) -> bool:
+def _is_one_group(tex: str) -> bool:
     """Return whether the last character closes the brace that the first one opens."""
     depth = 0
     for found in re.finditer(r"\\.|[{}]", tex):

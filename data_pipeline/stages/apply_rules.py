@@ -36,7 +36,7 @@ from llmsys.data_pipeline.core.funnel import (
 from llmsys.data_pipeline.executors.base import Report
 from llmsys.data_pipeline.stages.extract_text import MARKDOWN
 from llmsys.data_pipeline.stages.extract_text import URL_STAGE as URL
-from llmsys.data_pipeline.text.markdown_lines import carry_changes
+from llmsys.data_pipeline.text.markdown_lines import apply_line_changes
 from llmsys.dataset.token_shards import read_batches
 
 if TYPE_CHECKING:
@@ -358,7 +358,7 @@ def _replace_by_markdown(batch: pa.RecordBatch) -> pa.RecordBatch:
         *(batch.column(name).to_pylist() for name in (_EXTRACTED, "text", MARKDOWN)), strict=True
     )
     documents = [
-        carry_changes(before, after, markdown) if markdown else after
+        apply_line_changes(before, after, markdown) if markdown else after
         for before, after, markdown in forms
     ]
     return _set_column(batch, "text", pa.array(documents, pa.large_string()))

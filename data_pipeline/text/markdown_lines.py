@@ -22,7 +22,7 @@ _MOST_SKIPPED: Final = 8  # lines of the text form without a line of Markdown
 _MOST_CUT: Final = 64  # lines in a row that are compared letter by letter
 
 
-def carry_changes(before: str, after: str, markdown: str) -> str:
+def apply_line_changes(before: str, after: str, markdown: str) -> str:
     """Remove and cut lines of Markdown as rules did in its text form.
 
     Args:

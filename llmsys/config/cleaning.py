@@ -45,7 +45,7 @@ class _BaseExtractorConfig(Section):
 
     @property
     def is_markdown(self) -> bool:
-        """Whether documents are Markdown, next to the text that rules see."""
+        """True if documents are Markdown, next to the text that rules see."""
         return False
 
 
@@ -64,7 +64,7 @@ class ArticleExtractorConfig(_BaseExtractorConfig):
 
     @property
     def is_markdown(self) -> bool:
-        """Whether documents are Markdown, next to the text that rules see."""
+        """True if documents are Markdown, next to the text that rules see."""
         return self.format == "markdown"
 
 

@@ -48,16 +48,16 @@ LEFT = [
 # What decides about superscripts and numbers of lists.
 STRUCTURE = [
     "<sup>", "</sup>", "<sub>", "</sub>", "<sup>2</sup>", "<sub>i</sub>", "<sup>-1</sup>",
-    "<sup>n+1</sup>", "<sup>st</sup>", "<sup\x85>", "x", "m", "km", "Li", "word", "sin", "10", "1999",
-    "2", "1", "(", ")", "[", "]", "{", "}", "_", "^", "/", "⁄", " ", "&nbsp;", "\u2003", "−", "–",
-    "+", "-", "*", "†", ",", ".", "=", "∞", "'", "é", "λ", "ς", "ϑ", "ο", "Σ", "Б", "Ё", "км", "µ",
-    "º", "ſ", "𝔼", "o", "e", "t", "T", "(n)", "&lt;", "&amp;", "<a href=x>", "</a>", "<a id=1>",
-    "<b>", "</b>", "<br>", "<p>", "</p>", "<!-- c -->", "<ol>", "<ol start=5>", "<ol reversed>",
-    "<ol reversed start=-3>", "<ol start='99999999999'>", "<ol start=' +7x'>", "<li>", "<li value=7>",
-    "<li value='-2'>", "</li>", "</ol>", "<ul>", "</ul>", "<pre>", "</pre>", "<table><tr><td>", "<td>",
-    "</table>", "1<sup>1</sup>/<sub>2</sub>", "3<sup>12</sup>⁄<sub>16</sub>", "2^3/", "{12}/",
-    "1234567890" * 5, "abcdefghij" * 5, "<object>o</object>", "<script>s</script>", "<img src=x>",
-    "<h2>H</h2>",
+    "<sup>n+1</sup>", "<sup>st</sup>", "<sup\x85>", "x", "m", "km", "Li", "word", "sin", "10",
+    "1999", "2", "1", "(", ")", "[", "]", "{", "}", "_", "^", "/", "⁄", " ", "&nbsp;", "\u2003",
+    "−", "–", "+", "-", "*", "†", ",", ".", "=", "∞", "'", "é", "λ", "ς", "ϑ", "ο", "Σ", "Б", "Ё",
+    "км", "µ", "º", "ſ", "𝔼", "o", "e", "t", "T", "(n)", "&lt;", "&amp;", "<a href=x>", "</a>",
+    "<a id=1>", "<b>", "</b>", "<br>", "<p>", "</p>", "<!-- c -->", "<ol>", "<ol start=5>",
+    "<ol reversed>", "<ol reversed start=-3>", "<ol start='99999999999'>", "<ol start=' +7x'>",
+    "<li>", "<li value=7>", "<li value='-2'>", "</li>", "</ol>", "<ul>", "</ul>", "<pre>",
+    "</pre>", "<table><tr><td>", "<td>", "</table>", "1<sup>1</sup>/<sub>2</sub>",
+    "3<sup>12</sup>⁄<sub>16</sub>", "2^3/", "{12}/", "1234567890" * 5, "abcdefghij" * 5,
+    "<object>o</object>", "<script>s</script>", "<img src=x>", "<h2>H</h2>",
 ]  # fmt: skip
 SENTENCE = "Some long sentence, which reads like prose; it has marks. "
 

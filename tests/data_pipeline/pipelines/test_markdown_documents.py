@@ -129,5 +129,5 @@ def test_two_preparations_give_the_same_bytes(
 def test_a_page_is_explained_by_its_text(folders: tuple[Path, Path]) -> None:
     data = CrawlConfig(folder=folders[1])
     (capture,) = explain_url(data, "https://example.org/0")
-    assert ("read", "extract") == tuple(step[0] for step in capture.steps[:2])
+    assert [step[0] for step in capture.steps[:2]] == ["read", "extract"]
     assert "first step" in capture.excerpt

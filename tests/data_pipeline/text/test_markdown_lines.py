@@ -6,7 +6,7 @@ import pytest
 
 from llmsys.data_pipeline.extract.extractor import clean_text
 from llmsys.data_pipeline.extract.main_content import extract_article_forms
-from llmsys.data_pipeline.text.markdown_lines import carry_changes
+from llmsys.data_pipeline.text.markdown_lines import apply_line_changes
 from tests.data_pipeline.core.test_native import list_shard_pages
 
 PAGE = (
@@ -48,20 +48,20 @@ def test_removed_lines_are_removed(removed: list[str], gone: list[str]) -> None:
     expected = MARKDOWN
     for part in gone:
         expected = expected.replace(part, "", 1)
-    assert carry_changes(text, "\n".join(lines), markdown) == expected
+    assert apply_line_changes(text, "\n".join(lines), markdown) == expected
 
 
 def test_cut_lines_are_cut() -> None:
     text, markdown = get_forms(PAGE)
     after = text.replace(" [1]", "").replace("Head\n", "")
-    assert carry_changes(text, after, markdown) == MARKDOWN.replace(" [1]", "").replace(
+    assert apply_line_changes(text, after, markdown) == MARKDOWN.replace(" [1]", "").replace(
         "## Head\n\n", ""
     )
 
 
 def test_a_document_without_lines_is_empty() -> None:
     text, markdown = get_forms(PAGE)
-    assert carry_changes(text, "", markdown) == ""
+    assert apply_line_changes(text, "", markdown) == ""
 
 
 def test_every_other_line_of_real_pages_stays() -> None:
@@ -74,7 +74,7 @@ def test_every_other_line_of_real_pages_stays() -> None:
         after = "\n".join(
             line.strip() for line in text.split("\n") if line.strip() and line.strip() not in gone
         )
-        left = carry_changes(text, after, markdown)
+        left = apply_line_changes(text, after, markdown)
         place = 0
         for word in after.replace("|", " ").split():
             if any(map(str.isalpha, word)):
@@ -89,5 +89,5 @@ def test_every_other_line_of_real_pages_stays() -> None:
 def test_hostile_lines_take_bounded_time() -> None:
     text = "\n".join(["a" * 200, "b"] * 20_000)
     after = "\n".join(["a" * 100 + "c", "b"] * 20_000)
-    assert carry_changes(text, after, text).count("b") == 20_000
-    assert carry_changes(text, "b\n" * 20_000, text).count("b") == 20_000
+    assert apply_line_changes(text, after, text).count("b") == 20_000
+    assert apply_line_changes(text, "b\n" * 20_000, text).count("b") == 20_000

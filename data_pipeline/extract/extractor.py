@@ -208,7 +208,7 @@ def extract_pages(pages: pa.RecordBatch, config: ExtractConfig) -> ExtractionRes
     checked = list(_check_pages(pages, config))
     accepted = [page for page in checked if isinstance(page, bytes)]
     violations = [page if isinstance(page, LimitViolation) else None for page in checked]
-    if config.is_markdown:
+    if isinstance(config, ArticleExtractorConfig) and config.format == "markdown":
         return _extract_forms(accepted, violations)
     compiled = _extract_with_core(accepted, config)
     extract = build_extractor(config)

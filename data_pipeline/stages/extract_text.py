@@ -30,7 +30,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmsys.config.cleaning import ExtractConfig, NoUrlFilter, ReadConfig
+from llmsys.config.cleaning import (
+    ArticleExtractorConfig,
+    ExtractConfig,
+    NoUrlFilter,
+    ReadConfig,
+)
 from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, compute_document_id
 from llmsys.data_pipeline.core.native import count_core_pages
 from llmsys.data_pipeline.executors.base import Report
@@ -62,8 +67,9 @@ def build_text_schema(urls: UrlConfig, extract: ExtractConfig) -> pa.Schema:
 
 def _build_page_schema(extract: ExtractConfig) -> pa.Schema:
     """Return the schema of texts without verdicts on their URLs."""
-    field = pa.field(MARKDOWN, pa.large_string())
-    return TEXT_SCHEMA.append(field) if extract.is_markdown else TEXT_SCHEMA
+    if isinstance(extract, ArticleExtractorConfig) and extract.format == "markdown":
+        return TEXT_SCHEMA.append(pa.field(MARKDOWN, pa.large_string()))
+    return TEXT_SCHEMA
 
 
 class UrlGate:

@@ -43,11 +43,6 @@ class _BaseExtractorConfig(Section):
         1_000, ge=1, description="Maximum attributes of one element; parsing is quadratic in them."
     )
 
-    @property
-    def is_markdown(self) -> bool:
-        """True if documents are Markdown, next to the text that rules see."""
-        return False
-
 
 class ArticleExtractorConfig(_BaseExtractorConfig):
     """Main content of news, posts, forums and manuals, with the structure of lists, tables and
@@ -61,11 +56,6 @@ class ArticleExtractorConfig(_BaseExtractorConfig):
         "its language; language identification and rules see the text form, and lines that rules "
         "remove are removed from the Markdown.",
     )
-
-    @property
-    def is_markdown(self) -> bool:
-        """True if documents are Markdown, next to the text that rules see."""
-        return self.format == "markdown"
 
 
 class ResiliparseExtractorConfig(_BaseExtractorConfig):

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "names.h"
+#include "superscripts.h"
 
 namespace llmsys {
 
@@ -16,6 +17,22 @@ struct Element {
   int16_t tag;
   int16_t flags;  // of boilerplate.h; -1: not computed yet
   string_view attributes;
+  int32_t order = -1;  // of an ordered list in `lists`, of an item in `numbers`
+};
+
+// The number of the next item of an ordered list. `is_counted`: numbers begin with the number of
+// items, which is known at the end.
+struct OrderedList {
+  int64_t next;
+  int64_t step;
+  int64_t items;
+  bool is_counted;
+};
+
+// The number of a list item; with a list, the number of its items is added.
+struct ItemNumber {
+  int64_t number;
+  int32_t counted_list;  // -1: none
 };
 
 // A run of text between the tags of blocks. Lengths count code points of the escaped text.
@@ -31,18 +48,52 @@ struct Tree {
   std::vector<Element> elements;
   std::vector<Run> runs;
   string texts;
+  std::vector<OrderedList> lists;
+  std::vector<ItemNumber> numbers;
 
   void clear() {
     elements.clear();
     runs.clear();
     texts.clear();
+    lists.clear();
+    numbers.clear();
     elements.push_back({0, 0, 0, TAG_ROOT, 0, {}});
   }
 
   string_view get_text(const Run& run) const {
     return string_view(texts).substr(run.offset, run.size);
   }
+
+  // Return whether a list item has a number.
+  bool is_numbered(int32_t item) const {
+    return elements[elements[item].parent].tag == TAG_ol;
+  }
+
+  int64_t get_item_number(int32_t item) const {
+    const ItemNumber& found = numbers[elements[item].order];
+    return found.number + (found.counted_list < 0 ? 0 : lists[found.counted_list].items);
+  }
 };
+
+// Read an attribute with an integer of up to nine digits. Return false where it has none.
+inline bool read_integer(string_view attributes, string_view name, int64_t& value) {
+  size_t at = attributes.find(name);
+  if (at == string_view::npos) return false;
+  attributes.remove_prefix(at + name.size());
+  at = attributes.find_first_not_of(" \t\n\f\r");
+  if (at == string_view::npos) return false;
+  const bool is_negative = attributes[at] == '-';
+  if (is_negative || attributes[at] == '+') at++;
+  int64_t read = 0;
+  int digits = 0;
+  for (; at < attributes.size() && is_digit(attributes[at]); at++) {
+    if (++digits > 9) return false;
+    read = read * 10 + (attributes[at] - '0');
+  }
+  if (!digits) return false;
+  value = is_negative ? -read : read;
+  return true;
+}
 
 // Builds a tree from tags and texts in document order, as the loop of `parse_tree` does.
 class TreeBuilder {
@@ -55,6 +106,7 @@ class TreeBuilder {
     tree_.elements.push_back({current_, first, -1, static_cast<int16_t>(tag), -1, attributes});
     current_ = static_cast<int32_t>(tree_.elements.size()) - 1;
     if (tag == TAG_pre) preformatted_++;
+    if (tag == TAG_ol || tag == TAG_li) number_element(tree_.elements.back());
   }
 
   void close_block(int tag) {
@@ -71,9 +123,26 @@ class TreeBuilder {
     current_ = parent;
   }
 
-  void open_link(bool has_address) { in_link_ = has_address; }
+  void open_link(bool has_address) {
+    in_link_ = has_address;
+    if (!has_address) return;
+    links_++;
+    link_start_ = static_cast<int64_t>(run_.size());
+  }
   void close_link() { in_link_ = false; }
   void add_line_break() { run_ += '\0'; }
+
+  void open_script() { scripts_.push_back({static_cast<int64_t>(run_.size()), links_}); }
+  void close_script(bool is_superscript) {
+    if (scripts_.empty()) return;
+    const Script script = scripts_.back();
+    scripts_.pop_back();
+    // A link in it, or around it alone, leads to a note.
+    if (links_ != script.links || (in_link_ && script.start == link_start_)) return;
+    if (preformatted_ > 0 || !write_superscript(run_, script.start, is_superscript)) return;
+    link_start_ = -1;
+    scripts_.clear();
+  }
 
   // Add a text as lexbor serializes it: escaped, with `&nbsp;`.
   void add_text(string_view text) {
@@ -90,6 +159,8 @@ class TreeBuilder {
     append_run();
     run_.clear();
     linked_ = 0;
+    link_start_ = -1;
+    scripts_.clear();
   }
 
   void finish() {
@@ -118,6 +189,26 @@ class TreeBuilder {
       }
     }
     text.resize(to);
+  }
+
+  // Begin an ordered list, or number an item in one. Items that turn out empty count.
+  void number_element(Element& element) {
+    if (element.tag == TAG_ol) {
+      const bool is_reversed = contains(element.attributes, " reversed=\"");
+      int64_t start = is_reversed ? 0 : 1;
+      const bool has_start = read_integer(element.attributes, " start=\"", start);
+      element.order = static_cast<int32_t>(tree_.lists.size());
+      tree_.lists.push_back({start, is_reversed ? -1 : 1, 0, is_reversed && !has_start});
+      return;
+    }
+    const Element& parent = tree_.elements[element.parent];
+    if (parent.tag != TAG_ol) return;
+    OrderedList& list = tree_.lists[parent.order];
+    list.items++;
+    if (read_integer(element.attributes, " value=\"", list.next)) list.is_counted = false;
+    element.order = static_cast<int32_t>(tree_.numbers.size());
+    tree_.numbers.push_back({list.next, list.is_counted ? parent.order : -1});
+    list.next += list.step;
   }
 
   // Append the pieces as a run, unless they are white space.
@@ -170,6 +261,13 @@ class TreeBuilder {
   int32_t current_ = 0;
   int preformatted_ = 0;
   bool in_link_ = false;
+  int64_t links_ = 0;        // that were opened so far
+  int64_t link_start_ = -1;  // bytes of the run before the open link; -1: in another run
+  struct Script {
+    int64_t start;  // bytes of the run before it
+    int64_t links;
+  };
+  std::vector<Script> scripts_;
 };
 
 }  // namespace llmsys

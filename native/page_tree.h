@@ -77,7 +77,8 @@ class PageTreeReader {
     kinds_.fill(kUnknown);
   }
 
-  // Return false for a page that is left to Python: raw text, foreign blocks, or no memory.
+  // Return false for a page that is left to Python: raw text, formulas, foreign blocks, or no
+  // memory.
   bool read(string_view html, Tree& tree) {
     if (may_hold_raw_text(html)) return false;
     LexborNode* body = parser_.parse(html.data(), html.size());
@@ -97,6 +98,9 @@ class PageTreeReader {
   static constexpr int16_t kOther = -1;
   // larger than any block
   static constexpr int16_t kLink = 100, kLineBreak = 101, kRule = 102, kSkipped = 103;
+  static constexpr int16_t kSuperscript = 104, kSubscript = 105;
+  // They may be formulas, which are left to Python. Others of the last two are removed.
+  static constexpr int16_t kMath = 106, kScript = 107, kImage = 108;
 
   static bool is_block(int kind) { return kind >= 0 && kind < kLink; }
 
@@ -138,11 +142,16 @@ class PageTreeReader {
     static const NameTable kBlocks(BLOCK_NAMES);
     static const NameTable kUnread(UNREAD_NAMES);
     static const NameTable kRemovedNames(REMOVED_NAMES);
+    if (name == "script") return kScript;
+    if (name == "img") return kImage;
     if (kRemovedNames.find(name, 0)) return kRemoved;
     const string_view known = name.substr(0, measure_name(name));
     if (known == "a") return kLink;
     if (known == "br") return kLineBreak;
     if (known == "hr") return kRule;
+    if (known == "sup") return kSuperscript;
+    if (known == "sub") return kSubscript;
+    if (known == "math") return kMath;
     if (kUnread.find(known, 0)) return kSkipped;
     return static_cast<int16_t>(kBlocks.find(known, kOther));
   }
@@ -197,13 +206,58 @@ class PageTreeReader {
     if (element->is_value && element->is_value->data && !has_is) is_left_ = true;
   }
 
+  static bool is_removed(int kind) {
+    return kind == kRemoved || kind == kScript || kind == kImage;
+  }
+
+  // Return the value of an attribute, "" without one.
+  string_view find_attribute(LexborNode* node, string_view wanted) const {
+    auto* element = reinterpret_cast<LexborElement*>(node);
+    for (LexborAttribute* each = element->first_attribute; each; each = each->next) {
+      size_t size = 0;
+      const auto* name = lexbor_.get_attribute_name(each, &size);
+      if (!name || string_view(reinterpret_cast<const char*>(name), size) != wanted) continue;
+      if (!each->value || !each->value->data) return {};
+      return {each->value->data, each->value->length};
+    }
+    return {};
+  }
+
+  // Whether a script or image is a formula, as formulas.py decides.
+  bool is_formula(int kind, LexborNode* node) const {
+    if (kind == kScript) {
+      string type(find_attribute(node, "type"));
+      for (char& byte : type)
+        if (byte >= 'A' && byte <= 'Z') byte = static_cast<char>(byte | 32);
+      return begins_with(type, FORMULA_SCRIPT_TYPE);
+    }
+    if (kind != kImage) return false;
+    const string_view source = find_attribute(node, "src");
+    for (const char* part : FORMULA_SOURCES)
+      if (contains(source, part)) return true;
+    string_view words = find_attribute(node, "class");
+    while (true) {
+      const size_t end = words.find(' ');
+      const string_view word = words.substr(0, end);
+      for (const char* name : FORMULA_CLASSES)
+        if (word == name) return true;
+      for (const char* beginning : FORMULA_CLASS_BEGINNINGS)
+        if (begins_with(word, beginning)) return true;
+      if (end == string_view::npos) return false;
+      words.remove_prefix(end + 1);
+    }
+  }
+
   // Return whether the children of an element are read.
   bool open_element(LexborNode* node, TreeBuilder& builder) {
     const int16_t kind = get_kind(node);
-    if (kind == kRemoved) return false;
+    if (kind == kMath || is_formula(kind, node)) is_left_ = true;
+    if (is_removed(kind) || is_left_) return false;
     flush_text(builder);
     if (kind == kSkipped) return false;
-    if (kind == kLineBreak) {
+    if (kind == kSuperscript || kind == kSubscript) {
+      builder.open_script();
+    } else if (kind == kLineBreak) {
       builder.add_line_break();
     } else if (kind == kRule) {
       builder.end_run();
@@ -220,9 +274,11 @@ class PageTreeReader {
   void close_element(LexborNode* node, TreeBuilder& builder) {
     if (node->type != kElementType || is_void(node)) return;
     const int16_t kind = get_kind(node);
-    if (kind == kRemoved || kind == kSkipped) return;
+    if (is_removed(kind) || kind == kSkipped) return;
     flush_text(builder);
     if (kind == kLink) builder.close_link();
+    else if (kind == kSuperscript || kind == kSubscript)
+      builder.close_script(kind == kSuperscript);
     else if (is_block(kind)) builder.close_block(kind);
   }
 

@@ -138,6 +138,8 @@ inline void append_folded(const char* p, const char* end, string& to) {
 
 inline bool is_ascii_letter(char byte) { return (byte | 32) >= 'a' && (byte | 32) <= 'z'; }
 
+inline bool is_digit(char byte) { return byte >= '0' && byte <= '9'; }
+
 inline bool begins_with(string_view text, string_view with) {
   return text.substr(0, with.size()) == with;
 }

@@ -51,7 +51,7 @@ class TextLayout {
         for (int i = 1; i < context.cell; i++) to += "| ";
         append_unescaped(text, to);
       } else if (context.item && !context.code && !context.row) {
-        append_item(text, context.level, context.item != before.item, to);
+        append_item(text, context.level, choose_mark(tree, context.item, before.item), to);
       } else {
         append_unescaped(text, to);
       }
@@ -75,6 +75,7 @@ class TextLayout {
     const size_t elements = tree.elements.size();
     is_wanted_.assign(elements, 0);
     is_layout_.assign(elements, 0);
+    has_number_.assign(elements, 0);
     contexts_.assign(elements, Context());
     is_wanted_[0] = 1;
     for (const int32_t run : kept)
@@ -153,20 +154,30 @@ class TextLayout {
     to += is_near ? "\n" : "\n\n";
   }
 
-  static void append_item(string_view text, int level, bool is_first, string& to) {
-    const int indent = 2 * (std::min(level, 8) - 1);
+  // Return what stands before a paragraph of a list item: a mark, a number, or spaces.
+  string choose_mark(const Tree& tree, int item, int before) {
+    if (!tree.is_numbered(item)) return item != before ? "- " : "  ";
+    const string mark = std::to_string(tree.get_item_number(item)) + ". ";
+    if (has_number_[item]) return string(mark.size(), ' ');
+    has_number_[item] = 1;
+    return mark;
+  }
+
+  static void append_item(string_view text, int level, const string& mark, string& to) {
+    const size_t indent = 2 * static_cast<size_t>(std::min(level, 8) - 1);
     to.append(indent, ' ');
-    to += is_first ? "- " : "  ";
+    to += mark;
     while (true) {
       const size_t at = text.find('\n');
       append_unescaped(text.substr(0, at), to);
       if (at == string_view::npos) return;
       to += '\n';
-      to.append(indent + 2, ' ');
+      to.append(indent + mark.size(), ' ');
       text.remove_prefix(at + 1);
     }
   }
 
+  std::vector<uint8_t> has_number_;  // items whose number was written
   std::vector<uint8_t> is_wanted_, is_layout_;
   std::vector<Context> contexts_;
   std::vector<int> cells_, counts_;

@@ -19,8 +19,10 @@ from llmsys.data_pipeline.core.native import UNICODE_VERSION
 from llmsys.data_pipeline.extract import (
     boilerplate,
     content_score,
+    formulas,
     html_tree,
     main_content,
+    superscripts,
     text_layout,
 )
 
@@ -103,14 +105,13 @@ def format_phrases() -> list[str]:
         ranges.append(f"{{{first}, {len(ends)}}}")
     words = {word: number for number, word in enumerate(main_content._FOLLOWED)}
     around = ", ".join(str(ord(character)) for character in main_content._AROUND)
-    glued = ", ".join(map(format_text, main_content._GLUED))
     return [
         format_names("PHRASE_WORDS", words),
         f"constexpr size_t LONGEST_PHRASE_WORD = {max(len(word.encode()) for word in words)};",
         f"constexpr PhraseRange PHRASE_RANGES[] = {{{', '.join(ranges)}}};",
         f"constexpr PhraseEnd PHRASE_ENDS[] = {{{', '.join(ends)}}};",
         f"constexpr uint32_t PHRASE_AROUND[] = {{{around}}};",
-        f"constexpr const char* PHRASES_GLUED[] = {{{glued}}};",
+        format_texts("PHRASES_GLUED", main_content._GLUED),
         format_pairs("LOWER_CASE", list_upper_cases(sorted(set("".join(words))))),
         format_pairs("EQUAL_CASE", list_other_cases(sorted(set("".join(texts))))),
     ]
@@ -152,6 +153,29 @@ def format_tags() -> list[str]:
     ]
 
 
+def format_texts(name: str, texts: Iterable[str]) -> str:
+    """Format a list of texts."""
+    return f"constexpr const char* {name}[] = {{{', '.join(map(format_text, texts))}}};"
+
+
+def format_formulas() -> list[str]:
+    """Format what pages with formulas and superscripts are recognized by."""
+    limits = {
+        "SUPERSCRIPT_WINDOW": superscripts._WINDOW,
+        "LONGEST_SUPERSCRIPT": superscripts._LONGEST_SUPERSCRIPT,
+        "LONGEST_SUBSCRIPT": superscripts._LONGEST_SUBSCRIPT,
+    }
+    return [
+        f"constexpr const char* FORMULA_SCRIPT_TYPE = {format_text(formulas.SCRIPT_TYPE)};",
+        format_texts("FORMULA_CLASSES", formulas.IMAGE_CLASSES),
+        format_texts("FORMULA_CLASS_BEGINNINGS", formulas.IMAGE_CLASS_BEGINNINGS),
+        format_texts("FORMULA_SOURCES", formulas.IMAGE_SOURCES),
+        *(f"constexpr int64_t {name} = {limit};" for name, limit in limits.items()),
+        format_texts("LONG_BASES", sorted(superscripts._LONG_BASES)),
+        f"constexpr const char* ABBREVIATING = {format_text(superscripts._ABBREVIATING)};",
+    ]
+
+
 def format_flags() -> list[str]:
     """Format the words of attributes and their flags."""
     names = ("SIDE", "MAIN", "BODY", "HIDDEN", "TEASER", "GUTTER")
@@ -175,6 +199,7 @@ def format_tables() -> str:
         "struct PhraseEnd {const char* text; bool ends_word;};",
         *format_tags(),
         *format_flags(),
+        *format_formulas(),
         *format_phrases(),
         "",
         "}  // namespace llmsys",

@@ -169,12 +169,13 @@ Extractor = Callable[[bytes], str]  # HTML as valid UTF-8, without NUL
 
 
 class ExtractionResult(NamedTuple):
-    """Texts of a batch of pages, null without text, and the limit that each page exceeds, if
-    any.
+    """Texts of a batch of pages, null without text, the limit that each page exceeds, if any, and
+    the same texts as Markdown, if the config asks for it.
     """
 
     texts: pa.LargeStringArray
     limit_hits: list[LimitViolation | None]
+    markdown: pa.LargeStringArray | None = None
 
 
 def extract_text(pages: pa.RecordBatch, config: ExtractConfig) -> pa.LargeStringArray:
@@ -207,6 +208,8 @@ def extract_pages(pages: pa.RecordBatch, config: ExtractConfig) -> ExtractionRes
     checked = list(_check_pages(pages, config))
     accepted = [page for page in checked if isinstance(page, bytes)]
     violations = [page if isinstance(page, LimitViolation) else None for page in checked]
+    if isinstance(config, ArticleExtractorConfig) and config.format == "markdown":
+        return _extract_forms(accepted, violations)
     compiled = _extract_with_core(accepted, config)
     extract = build_extractor(config)
     made = iter(
@@ -215,6 +218,20 @@ def extract_pages(pages: pa.RecordBatch, config: ExtractConfig) -> ExtractionRes
     )
     texts = [None if violation else next(made) or None for violation in violations]
     return ExtractionResult(pa.array(texts, pa.large_string()), violations)
+
+
+def _extract_forms(
+    accepted: Sequence[bytes], violations: list[LimitViolation | None]
+) -> ExtractionResult:
+    """Return the texts of pages and their Markdown, which the compiled core does not write."""
+    from llmsys.data_pipeline.extract.main_content import extract_article_forms
+
+    made = iter([tuple(map(clean_text, extract_article_forms(html))) for html in accepted])
+    forms = [("", "") if violation else next(made) for violation in violations]
+    text, markdown = (
+        pa.array([form[place] or None for form in forms], pa.large_string()) for place in (0, 1)
+    )
+    return ExtractionResult(text, violations, markdown)
 
 
 def iter_accepted_pages(pages: pa.RecordBatch, config: ExtractConfig) -> Iterator[bytes]:

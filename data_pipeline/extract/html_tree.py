@@ -4,7 +4,8 @@ tags.
 lexbor parses the page with HTML's own algorithm, so that unclosed tags and broken entities mean
 what they mean in a browser. Elements without readable text are removed, and the rest is serialized
 again. In this regular form every block has its end tag, and `<` and `>` occur in tags and comments
-only, so one pass over tags and texts builds the tree, with no call per node.
+only, so one pass over tags and texts builds the tree, with no call per node. Formulas become LaTeX
+before (`extract.formulas`), and superscripts in the pass (`extract.superscripts`).
 
 Invariants:
 - Time and memory are linear in the page.
@@ -13,9 +14,12 @@ Invariants:
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from selectolax.lexbor import LexborHTMLParser
+
+from llmsys.data_pipeline.extract.formulas import may_hold_formulas, replace_formulas
+from llmsys.data_pipeline.extract.superscripts import write_superscript
 
 # Scripts, pictures, forms and navigation. Each name costs time on every page, so that this lists
 # only frequent elements and those whose text lexbor does not escape; the parser below skips the
@@ -40,6 +44,8 @@ def normalize_html(html: bytes) -> str:
     body = page.body or page.root
     if body is None:
         return ""
+    if may_hold_formulas(html):
+        replace_formulas(page, body)
     for element in reversed(body.css(_UNREAD_SELECTOR)):  # inner elements first
         element.decompose(recursive=False)
     written = body.html or ""
@@ -76,6 +82,7 @@ _LINE_BREAK = "\0"  # in no page: the extractor removes NULs
 # the column of a cell follows from the cells before it
 _KEPT_EMPTY = frozenset(["/td", "/th", "/tr"])
 
+_OPENS_LIST: Final = 0  # ordered lists and list items, which have numbers
 _OPENS: Final = 1
 _CLOSES: Final = 2
 _RULE: Final = 3  # effects up to this one end a run of text
@@ -83,13 +90,54 @@ _LINK: Final = 4
 _LINK_ENDS: Final = 5
 _BREAK: Final = 6
 _SKIPPED: Final = 7
+_SCRIPT: Final = 8
+_SCRIPT_ENDS: Final = 9
+_CODE: Final = 10
 # Effects of tags; other tags, such as <b>, have none.
 _EFFECTS = (
     dict.fromkeys(_BLOCKS, _OPENS)
     | {f"/{name}": _CLOSES for name in _BLOCKS}
-    | {"a": _LINK, "/a": _LINK_ENDS, "br": _BREAK, "hr": _RULE}
+    | {
+        "a": _LINK,
+        "/a": _LINK_ENDS,
+        "br": _BREAK,
+        "hr": _RULE,
+        "ol": _OPENS_LIST,
+        "li": _OPENS_LIST,
+    }
+    | {"sup": _SCRIPT, "sub": _SCRIPT, "/sup": _SCRIPT_ENDS, "/sub": _SCRIPT_ENDS}
+    | {"code": _CODE}
     | dict.fromkeys(_UNREAD, _SKIPPED)
 )
+
+
+class ItemNumber(NamedTuple):
+    """Number of a list item; with a list, the number of its items is added."""
+
+    number: int
+    counted_list: int = 0
+
+
+@dataclass(slots=True)
+class OrderedList:
+    """Number of the next item of an ordered list.
+
+    Attributes:
+        next: Number of the next item.
+        step: 1, or -1 in a reversed list.
+        items: Number of items so far.
+        is_counted: Whether numbers begin with the number of items, which is known at the end.
+    """
+
+    next: int
+    step: int
+    items: int
+    is_counted: bool
+
+
+# more digits are no number of a list that people read
+_START = re.compile(r' start="[ \t\n\f\r]*([+-]?[0-9]{1,9})(?![0-9])')
+_VALUE = re.compile(r' value="[ \t\n\f\r]*([+-]?[0-9]{1,9})(?![0-9])')
 
 
 @dataclass(slots=True)
@@ -106,6 +154,9 @@ class HtmlTree:
         text: each run with white space folded and a newline per line break; unchanged inside `pre`.
         linked: characters of each run that are inside links.
         owner: innermost element of each run.
+        lists: ordered lists by their element.
+        numbers: numbers of the items of ordered lists by their element.
+        code_attributes: attributes of the first `code` in each `pre`, which may name a language.
     """
 
     tag: list[str] = field(default_factory=lambda: ["#"])
@@ -116,6 +167,23 @@ class HtmlTree:
     text: list[str] = field(default_factory=list)
     linked: list[int] = field(default_factory=list)
     owner: list[int] = field(default_factory=list)
+    lists: dict[int, OrderedList] = field(default_factory=dict)
+    numbers: dict[int, ItemNumber] = field(default_factory=dict)
+    code_attributes: dict[int, str] = field(default_factory=dict)
+
+    def get_item_number(self, item: int) -> int | None:
+        """Return the number of a list item.
+
+        Args:
+            item: The element.
+
+        Returns:
+            Its number as browsers show it; None outside of ordered lists.
+        """
+        if self.tag[self.parent[item]] != "ol":
+            return None
+        number, counted_list = self.numbers[item]
+        return number + (self.lists[counted_list].items if counted_list else 0)
 
 
 def parse_tree(html: bytes) -> HtmlTree:
@@ -136,8 +204,12 @@ def parse_tree(html: bytes) -> HtmlTree:
     texts = tree.text
     first, last = tree.first, tree.last
     run: list[str] = []  # pieces of the run that is being read
-    linked = current = preformatted = 0
+    # `links` counts those that were opened so far.
+    linked = current = preformatted = links = 0
     in_link = False
+    link_start = -1  # pieces before the open link, if it was opened in this run
+    # of each open superscript or subscript: pieces before it, and links that were opened
+    scripts: list[tuple[int, int]] = []
     get_effect = _EFFECTS.get
     pieces = iter(_TAGS.split(written))
     text = next(pieces)
@@ -150,14 +222,18 @@ def parse_tree(html: bytes) -> HtmlTree:
                 if run:
                     _end_run(tree, run, linked, current, preformatted > 0)
                     linked = 0
-                if effect == _OPENS:
+                    link_start = -1
+                    scripts.clear()
+                if effect <= _OPENS:
                     parent.append(current)
                     current = len(tag)
                     tag.append(name)
                     all_attributes.append(attributes)
                     first.append(len(texts))
                     last.append(-1)
-                    if name == "pre":
+                    if effect == _OPENS_LIST:
+                        _number_element(tree, current)
+                    elif name == "pre":
                         preformatted += 1
                 elif effect == _CLOSES and tag[current] == name[1:]:
                     if name == "/pre":
@@ -175,10 +251,25 @@ def parse_tree(html: bytes) -> HtmlTree:
                         current = parent[current]
             elif effect == _LINK:
                 in_link = "href=" in attributes  # `<a id="…"/>` is never closed
+                if in_link:
+                    links += 1
+                    link_start = len(run)
             elif effect == _LINK_ENDS:
                 in_link = False
             elif effect == _BREAK:
                 run.append(_LINE_BREAK)
+            elif effect == _SCRIPT:
+                scripts.append((len(run), links))
+            elif effect == _SCRIPT_ENDS:
+                start, links_before = scripts.pop() if scripts else (0, links)
+                # A link in it, or around it alone, leads to a note.
+                is_note = links != links_before or (in_link and start == link_start)
+                if not (is_note or preformatted) and write_superscript(run, start, name):
+                    link_start = -1
+                    scripts.clear()
+            elif effect == _CODE:
+                if preformatted:
+                    tree.code_attributes.setdefault(current, attributes)
             else:
                 text = _skip_element(name, pieces)
         # White space between blocks begins no run.
@@ -190,6 +281,31 @@ def parse_tree(html: bytes) -> HtmlTree:
         _end_run(tree, run, linked, current, preformatted > 0)
     last[0] = len(texts)
     return tree
+
+
+def _number_element(tree: HtmlTree, element: int) -> None:
+    """Begin an ordered list, or number an item in one. Items that turn out empty count."""
+    attributes = tree.attributes[element]
+    if tree.tag[element] == "ol":
+        is_reversed = ' reversed="' in attributes
+        found = _START.search(attributes)
+        tree.lists[element] = OrderedList(
+            next=int(found[1]) if found else 0 if is_reversed else 1,
+            step=-1 if is_reversed else 1,
+            items=0,
+            is_counted=is_reversed and not found,
+        )
+        return
+    parent = tree.parent[element]
+    if tree.tag[parent] != "ol":
+        return
+    ordered = tree.lists[parent]
+    ordered.items += 1
+    if found := _VALUE.search(attributes):
+        ordered.next = int(found[1])
+        ordered.is_counted = False
+    tree.numbers[element] = ItemNumber(ordered.next, parent if ordered.is_counted else 0)
+    ordered.next += ordered.step
 
 
 def _skip_element(name: str, pieces: Iterator[str]) -> str:

@@ -18,6 +18,7 @@ from llmsys.data_pipeline.extract.content_score import (
     score_elements,
 )
 from llmsys.data_pipeline.extract.html_tree import HEADINGS, HtmlTree
+from llmsys.data_pipeline.extract.markdown_layout import render_markdown
 from llmsys.data_pipeline.extract.text_layout import render_text
 
 LONGEST = 160  # characters; longer runs are not tested for phrases
@@ -213,6 +214,20 @@ def extract_article(html: bytes) -> str:
     """
     page = parse_page(html)
     return render_text(page.tree, find_main_content(page))
+
+
+def extract_article_forms(html: bytes) -> tuple[str, str]:
+    """Extract the text of a page's main content, and the same as Markdown.
+
+    Args:
+        html: The page; the caller has checked its limits.
+
+    Returns:
+        Both; "" without any text.
+    """
+    page = parse_page(html)
+    kept = find_main_content(page)
+    return render_text(page.tree, kept), render_markdown(page.tree, kept)
 
 
 def find_main_content(page: ElementStats) -> list[int]:

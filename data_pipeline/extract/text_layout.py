@@ -1,6 +1,7 @@
 """Render runs of text as plain text: paragraphs, lists, tables and code, in page order.
 
-Blocks are separated by one blank line. List items are lines after `- `, indented by their nesting.
+Blocks are separated by one blank line. List items are lines after `- ` or, in ordered lists, their
+number, indented by their nesting.
 The cells of a table row are one line with ` | ` between them. Code keeps its lines and its
 indentation.
 """
@@ -17,7 +18,7 @@ _DEEPEST = 8  # levels of indentation; deeper items are not indented further
 _LONGEST_CELL = 500
 
 
-class _BlockContext(NamedTuple):
+class BlockContext(NamedTuple):
     """The position of an element among lists, tables and code: indices of elements, 0 for none."""
 
     level: int = 0  # lists around it
@@ -31,10 +32,11 @@ class _BlockContext(NamedTuple):
 
 def render_text(tree: HtmlTree, kept: list[int]) -> str:
     """Join the kept runs."""
-    contexts = _compute_contexts(tree, kept)
-    layout = _find_layout_tables(tree, kept, contexts)
+    contexts = compute_contexts(tree, kept)
+    layout = find_layout_tables(tree, kept, contexts)
     pieces: list[str] = []
-    before = _BlockContext()
+    before = BlockContext()
+    numbered: set[int] = set()  # items whose number was written
     for run in kept:
         context = contexts[tree.owner[run]]
         if context.table in layout:
@@ -45,13 +47,14 @@ def render_text(tree: HtmlTree, kept: list[int]) -> str:
         if context.row and context.row != before.row:
             pieces.append("| " * (context.cell - 1))
         elif context.item and not context.code and not context.row:
-            text = _format_list_item(text, context.level, context.item != before.item)
+            mark = _choose_mark(tree, context.item, before.item, numbered)
+            text = _format_list_item(text, context.level, mark)
         pieces.append(text)
         before = context
-    return _unescape_entities("".join(pieces))
+    return unescape_entities("".join(pieces))
 
 
-def _compute_contexts(tree: HtmlTree, kept: list[int]) -> dict[int, _BlockContext]:
+def compute_contexts(tree: HtmlTree, kept: list[int]) -> dict[int, BlockContext]:
     """Return the context of each element with kept runs, derived from its parent's."""
     wanted = {0}
     for run in kept:
@@ -60,7 +63,7 @@ def _compute_contexts(tree: HtmlTree, kept: list[int]) -> dict[int, _BlockContex
             wanted.add(element)
             element = tree.parent[element]
     cells = _number_cells(tree, wanted)
-    contexts = {0: _BlockContext()}
+    contexts = {0: BlockContext()}
     for element in sorted(wanted)[1:]:
         around = contexts[tree.parent[element]]
         contexts[element] = (
@@ -72,8 +75,8 @@ def _compute_contexts(tree: HtmlTree, kept: list[int]) -> dict[int, _BlockContex
 
 
 def _derive_context(
-    tag: str, element: int, around: _BlockContext, cells: dict[int, int]
-) -> _BlockContext:
+    tag: str, element: int, around: BlockContext, cells: dict[int, int]
+) -> BlockContext:
     """Return the context inside an element that shapes text."""
     if tag in _LISTS:
         return around._replace(level=around.level + 1, outer_list=around.outer_list or element)
@@ -103,8 +106,8 @@ def _number_cells(tree: HtmlTree, wanted: set[int]) -> dict[int, int]:
     return cells
 
 
-def _find_layout_tables(
-    tree: HtmlTree, kept: list[int], contexts: dict[int, _BlockContext]
+def find_layout_tables(
+    tree: HtmlTree, kept: list[int], contexts: dict[int, BlockContext]
 ) -> set[int]:
     """Return the tables used for layout: with a cell of several blocks or of much text, or with
     code.
@@ -122,7 +125,7 @@ def _find_layout_tables(
     return layout
 
 
-def _choose_separator(before: _BlockContext, context: _BlockContext) -> str:
+def _choose_separator(before: BlockContext, context: BlockContext) -> str:
     """Return the separator between two consecutive runs."""
     if context.row and context.row == before.row:
         return " | " * max(1, context.cell - before.cell)
@@ -134,12 +137,24 @@ def _choose_separator(before: _BlockContext, context: _BlockContext) -> str:
     return "\n" if near else "\n\n"
 
 
-def _format_list_item(text: str, level: int, first: bool) -> str:
-    """Format a paragraph of a list item, with a mark if it is the first."""
+def _choose_mark(tree: HtmlTree, item: int, before: int, numbered: set[int]) -> str:
+    """Return what stands before a paragraph of a list item: a mark, a number, or spaces."""
+    number = tree.get_item_number(item)
+    if number is None:
+        return "- " if item != before else "  "
+    mark = f"{number}. "
+    if item in numbered:
+        return " " * len(mark)
+    numbered.add(item)
+    return mark
+
+
+def _format_list_item(text: str, level: int, mark: str) -> str:
+    """Format a paragraph of a list item; further lines are indented as the first."""
     indent = "  " * (min(level, _DEEPEST) - 1)
-    return indent + ("- " if first else "  ") + text.replace("\n", f"\n{indent}  ")
+    return indent + mark + text.replace("\n", f"\n{indent}{' ' * len(mark)}")
 
 
-def _unescape_entities(text: str) -> str:
+def unescape_entities(text: str) -> str:
     """Return the text without the parser's escapes; it writes only these three."""
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")

@@ -122,7 +122,7 @@ _DEDUPLICATION_STAGES = (
 DOCUMENT_STAGES = {
     "split_inputs": _describe_code(1, ("stages/split_inputs.py",), "xxhash"),
     "extract": _describe_code(
-        1,
+        2,
         ("readers", "extract", "stages/extract_text.py", "rules/url.py", "rules/entry_lists.py"),
         "pyarrow fastwarc resiliparse selectolax zstandard tldextract",
     ),

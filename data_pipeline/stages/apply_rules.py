@@ -34,7 +34,9 @@ from llmsys.data_pipeline.core.funnel import (
     sort_in_file_order,
 )
 from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.stages.extract_text import MARKDOWN
 from llmsys.data_pipeline.stages.extract_text import URL_STAGE as URL
+from llmsys.data_pipeline.text.markdown_lines import apply_line_changes
 from llmsys.dataset.token_shards import read_batches
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 
 UNICODE = "unicode"
+_EXTRACTED = "extracted_text"  # column of the texts before the first rule
 _VERDICT = ("test", "value", "threshold", "reason")
 
 
@@ -118,9 +121,8 @@ def prepare_rule_input(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordB
     """
     from llmsys.data_pipeline.rules.language_chains import NO_RULES, LanguageRuleChains
 
-    return _DocumentFilter(
-        LanguageRuleChains(NO_RULES), config.language, config.unicode
-    ).filter_batch(texts)[0]
+    without_rules = _DocumentFilter(LanguageRuleChains(NO_RULES), config.language, config.unicode)
+    return _select_document_columns(without_rules.filter_texts(texts)[0])
 
 
 def explain_one_page(
@@ -161,17 +163,25 @@ class _DocumentFilter:
 
     def filter_batch(self, texts: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
         """Return the documents that stay and the rows of those that do not."""
+        batch, drops = self.filter_texts(texts)
+        if MARKDOWN in batch.schema.names:
+            batch = _replace_by_markdown(batch)
+        return _select_document_columns(batch), drops
+
+    def filter_texts(self, texts: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
+        """Return the documents that stay, as the last rule left them, and the rows of the others.
+        Documents keep the columns of extracted texts.
+        """
         drops: list[dict[str, Any]] = []
         batch = self._repair_unicode(
             self._drop_failed_extractions(self._drop_rejected_urls(texts, drops), drops)
         )
         batch = self._filter_by_language(batch, drops)
+        if MARKDOWN in batch.schema.names:
+            batch = batch.append_column(_EXTRACTED, batch.column("text"))
         for outcome in self.chains.apply(batch.column("text"), batch.column("language")):
             batch = self._apply_outcome(outcome, batch, drops)
-        # Statistics of rules have a dot in their name.
-        names = [name for name in batch.schema.names if "." in name]
-        schema = build_document_schema(names)
-        return pa.record_batch([batch.column(name) for name in schema.names], schema=schema), drops
+        return batch, drops
 
     def _drop_rejected_urls(
         self, texts: pa.RecordBatch, drops: list[dict[str, Any]]
@@ -219,9 +229,12 @@ class _DocumentFilter:
 
         repaired = repair_texts(batch.column("text"), self.unicode)
         self.tally.add_changes(UNICODE, repaired.changes)
-        return self._add_output_counts(
-            UNICODE, batch.set_column(batch.schema.get_field_index("text"), "text", repaired.texts)
-        )
+        batch = _set_column(batch, "text", repaired.texts)
+        if MARKDOWN in batch.schema.names:
+            # a document that came as text has no Markdown
+            markdown = batch.column(MARKDOWN).fill_null("")
+            batch = _set_column(batch, MARKDOWN, repair_texts(markdown, self.unicode).texts)
+        return self._add_output_counts(UNICODE, batch)
 
     def _filter_by_language(
         self, batch: pa.RecordBatch, drops: list[dict[str, Any]]
@@ -285,7 +298,7 @@ class _DocumentFilter:
         ]
         drops += build_dropped_rows(batch.filter(gone).to_pylist(), outcome.rule, verdicts)
         batch = batch.filter(outcome.keep)
-        batch = batch.set_column(batch.schema.get_field_index("text"), "text", outcome.texts)
+        batch = _set_column(batch, "text", outcome.texts)
         for name, column in outcome.statistics.items():
             batch = batch.append_column(f"{outcome.rule}.{name}", column)
         return self._add_output_counts(outcome.rule, batch)
@@ -326,6 +339,29 @@ def _build_extract_verdict(row: dict[str, Any]) -> tuple[str, float | None, floa
         threshold,
         format_reason("extract", test or "no text", value, threshold),
     )
+
+
+def _select_document_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    # Statistics of rules have a dot in their name.
+    names = [name for name in batch.schema.names if "." in name]
+    schema = build_document_schema(names)
+    return pa.record_batch([batch.column(name) for name in schema.names], schema=schema)
+
+
+def _set_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
+    return batch.set_column(batch.schema.get_field_index(name), name, column)
+
+
+def _replace_by_markdown(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Replace the texts by their Markdown, without what rules removed from the texts."""
+    forms = zip(
+        *(batch.column(name).to_pylist() for name in (_EXTRACTED, "text", MARKDOWN)), strict=True
+    )
+    documents = [
+        apply_line_changes(before, after, markdown) if markdown else after
+        for before, after, markdown in forms
+    ]
+    return _set_column(batch, "text", pa.array(documents, pa.large_string()))
 
 
 def _invert_mask(mask: pa.BooleanArray) -> pa.BooleanArray:

@@ -30,7 +30,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmsys.config.cleaning import ExtractConfig, NoUrlFilter, ReadConfig
+from llmsys.config.cleaning import (
+    ArticleExtractorConfig,
+    ExtractConfig,
+    NoUrlFilter,
+    ReadConfig,
+)
 from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, compute_document_id
 from llmsys.data_pipeline.core.native import count_core_pages
 from llmsys.data_pipeline.executors.base import Report
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
 
 
 URL_STAGE = "url"
+MARKDOWN = "markdown"  # column of the extracted texts as Markdown
 _FIELDS = (
     ("url_test", pa.string()),
     ("url_value", pa.float64()),
@@ -51,11 +57,19 @@ _FIELDS = (
 )
 
 
-def build_text_schema(config: UrlConfig) -> pa.Schema:
-    """Return the schema of extracted texts, with verdict columns if there are URL lists."""
-    return (
-        pa.schema([*TEXT_SCHEMA, *_FIELDS]) if isinstance(config, UrlFilterConfig) else TEXT_SCHEMA
-    )
+def build_text_schema(urls: UrlConfig, extract: ExtractConfig) -> pa.Schema:
+    """Return the schema of extracted texts, with a column of Markdown if documents are Markdown,
+    and with verdict columns if there are URL lists.
+    """
+    schema = _build_page_schema(extract)
+    return pa.schema([*schema, *_FIELDS]) if isinstance(urls, UrlFilterConfig) else schema
+
+
+def _build_page_schema(extract: ExtractConfig) -> pa.Schema:
+    """Return the schema of texts without verdicts on their URLs."""
+    if isinstance(extract, ArticleExtractorConfig) and extract.format == "markdown":
+        return TEXT_SCHEMA.append(pa.field(MARKDOWN, pa.large_string()))
+    return TEXT_SCHEMA
 
 
 class UrlGate:
@@ -104,7 +118,7 @@ class UrlGate:
             pa.array(column, kind) for column, (_, kind) in zip(columns, _FIELDS, strict=True)
         ]
         return pa.record_batch(
-            [*texts.columns, *arrays], schema=pa.schema([*TEXT_SCHEMA, *_FIELDS])
+            [*texts.columns, *arrays], schema=pa.schema([*texts.schema, *_FIELDS])
         )
 
 
@@ -159,7 +173,7 @@ def extract_file(
     noted = _SkipCounts()
     dropped_batches = list[list[int]]()
     with (
-        ArrowFileWriter(output, build_text_schema(urls), "zstd") as writer,
+        ArrowFileWriter(output, build_text_schema(urls, config), "zstd") as writer,
         ArrowFileWriter(unread, DROPPED_SCHEMA, "zstd") as unread_writer,
     ):
         for batch in read_pages(
@@ -168,8 +182,8 @@ def extract_file(
             given_text_bytes += _count_given_text_bytes(batch.pages)
             allowed, rejected = gate.split_pages(batch.pages)
             for texts in (
-                gate.add_empty_verdicts(_build_text_batch(allowed, config)),
-                gate.add_verdicts(_build_text_batch(rejected, None)),
+                gate.add_empty_verdicts(_build_text_batch(allowed, config, is_extracted=True)),
+                gate.add_verdicts(_build_text_batch(rejected, config, is_extracted=False)),
             ):
                 if texts.num_rows:
                     writer.write(texts)
@@ -209,8 +223,12 @@ def _count_given_text_bytes(pages: pa.RecordBatch) -> int:
     return int(pc.sum(pc.binary_length(pages.column("text"))).as_py() or 0)
 
 
-def _build_text_batch(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa.RecordBatch:
-    """Build rows of `TEXT_SCHEMA`. Without a config no text is extracted."""
+def _build_text_batch(
+    pages: pa.RecordBatch, config: ExtractConfig, *, is_extracted: bool
+) -> pa.RecordBatch:
+    """Build rows of `TEXT_SCHEMA`, with Markdown if the config asks for it. Rejected pages are not
+    extracted.
+    """
     columns = {name: pages.column(name) for name in ("url", "date", "file", "offset", "note")}
     given = pages.column("text").to_pylist()
     contents = [
@@ -224,18 +242,25 @@ def _build_text_batch(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa
     ids = [name or compute_document_id(url, date, content) for name, url, date, content in named]
     columns["id"] = pa.array(ids, pa.string())
     columns["bytes_html"] = pa.array(map(len, contents), pa.int64())
-    none = (pa.nulls(len(given), pa.large_string()), [None] * len(given))
-    columns["text"], limit_hits = _extract_missing_texts(pages, given, config) if config else none
+    nulls = pa.nulls(len(given), pa.large_string())
+    columns["text"], limit_hits, columns[MARKDOWN] = (
+        _extract_missing_texts(pages, given, config)
+        if is_extracted
+        else (nulls, [None] * len(given), nulls)
+    )
     for field in ("test", "value", "threshold"):
         limits = [violation and getattr(violation, field) for violation in limit_hits]
         columns[f"extract_{field}"] = pa.array(limits, TEXT_SCHEMA.field(f"extract_{field}").type)
-    return pa.record_batch([columns[name] for name in TEXT_SCHEMA.names], schema=TEXT_SCHEMA)
+    schema = _build_page_schema(config)
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 
 def _extract_missing_texts(
     pages: pa.RecordBatch, given: list[str | None], config: ExtractConfig
 ) -> ExtractionResult:
-    """Return the texts of a batch: given texts unchanged (null if blank), the others extracted."""
+    """Return the texts of a batch: given texts unchanged (null if blank), the others extracted.
+    Given texts have no Markdown.
+    """
     # not where the stage is only planned
     from llmsys.data_pipeline.extract.extractor import ExtractionResult, extract_pages
 
@@ -247,9 +272,12 @@ def _extract_missing_texts(
     both = [
         next(made) if text is None else (text if text.strip() else None, None) for text in given
     ]
+    forms = iter(html.markdown.to_pylist() if html.markdown is not None else ())
+    markdown = [next(forms, None) if text is None else None for text in given]
     return ExtractionResult(
         pa.array([text for text, _ in both], pa.large_string()),
         [violation for _, violation in both],
+        pa.array(markdown, pa.large_string()),
     )
 
 

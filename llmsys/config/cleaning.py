@@ -50,6 +50,12 @@ class ArticleExtractorConfig(_BaseExtractorConfig):
     """
 
     kind: Literal["article"] = "article"
+    format: Literal["text", "markdown"] = Field(
+        "text",
+        description="Form of the documents. markdown: headings, lists, tables and fenced code with "
+        "its language; language identification and rules see the text form, and lines that rules "
+        "remove are removed from the Markdown.",
+    )
 
 
 class ResiliparseExtractorConfig(_BaseExtractorConfig):

@@ -20,7 +20,6 @@ PIECES = [
     "<br>", "<hr>", "<a href=x>", "<a id=1>", "</a>", "<!-- x <p> -->", "<!-->", "<!--a--!>",
     "<?xml x?>", "<h2>Read more</h2>", "<p>Click here now</p>", "<p>Source: x</p>",
     "<p>Follow @x</p>", "<p>© 2020</p>", "<p>CLICK here</p>", "<svg><p>x</svg>",
-    "<math><mi>x</mi><annotation>z</annotation></math>",
     "<object>o<object>p</object></object>", "<textarea><p>x</textarea>", "<header>", "</header>",
     "<footer>", "<aside>", "<form>", "<article>", "<main>", '<body class="single postid-12 x">',
     '<div id="post-12">', "<p>Tags: x</p>", "</table>",
@@ -34,11 +33,31 @@ PIECES = [
     "<li class=body-text>", "<iframe>f</iframe>", "</br>",
     '<svg xlink:href="x"><a href=y>z</a></svg>', "<h1>T",
     "<th>h</th>", "<caption>c", "<menu>", "<legend>l", "<center>", "<nobr>", "<font>", "<rp>r</rp>",
+    "x<sup>2</sup>", "<sup>", "</sup>", "<sub>i</sub>", "</sub>", "10<sup>\u22126</sup>",
+    "1<sup>1</sup>/<sub>2</sub>", "3<sup>12</sup>⁄", "text<sup>1</sup>", "км<sup>n+1</sup>",
+    "<sup><a href=n>2</a></sup>", "<a href=n><sup>2</sup></a>", "<ol reversed>", "</ol>", "</li>",
+    "<ol start=' -3x'>", "<ol start=99999999999>", "<li value=7>", "<img src=x class=y>",
 ]  # fmt: skip
 # The compiled core leaves pages with these to Python.
 LEFT = [
+    "<math><mi>x</mi><annotation>z</annotation></math>", "<script type=Math/tex>x</script>",
+    "<img class='a latex'>", "<span class=katex><img src='/math/render/1' alt=x></span>",
     "<xmp><p>raw</xmp>", "<plaintext>", '<body class="postid-12é">', "<p>CLICK hereé</p>",
     "<p>Read moreß and</p>", '<math xml:lang="de"><section>f</section></math>',
+]  # fmt: skip
+# What decides about superscripts and numbers of lists.
+STRUCTURE = [
+    "<sup>", "</sup>", "<sub>", "</sub>", "<sup>2</sup>", "<sub>i</sub>", "<sup>-1</sup>",
+    "<sup>n+1</sup>", "<sup>st</sup>", "<sup\x85>", "x", "m", "km", "Li", "word", "sin", "10",
+    "1999", "2", "1", "(", ")", "[", "]", "{", "}", "_", "^", "/", "⁄", " ", "&nbsp;", "\u2003",
+    "−", "–", "+", "-", "*", "†", ",", ".", "=", "∞", "'", "é", "λ", "ς", "ϑ", "ο", "Σ", "Б", "Ё",
+    "км", "µ", "º", "ſ", "𝔼", "o", "e", "t", "T", "(n)", "&lt;", "&amp;", "<a href=x>", "</a>",
+    "<a id=1>", "<b>", "</b>", "<br>", "<p>", "</p>", "<!-- c -->", "<ol>", "<ol start=5>",
+    "<ol reversed>", "<ol reversed start=-3>", "<ol start='99999999999'>", "<ol start=' +7x'>",
+    "<li>", "<li value=7>", "<li value='-2'>", "</li>", "</ol>", "<ul>", "</ul>", "<pre>",
+    "</pre>", "<table><tr><td>", "<td>", "</table>", "1<sup>1</sup>/<sub>2</sub>",
+    "3<sup>12</sup>⁄<sub>16</sub>", "2^3/", "{12}/", "1234567890" * 5, "abcdefghij" * 5,
+    "<object>o</object>", "<script>s</script>", "<img src=x>", "<h2>H</h2>",
 ]  # fmt: skip
 SENTENCE = "Some long sentence, which reads like prose; it has marks. "
 
@@ -89,3 +108,12 @@ def list_hostile_pages(seed: int, count: int, pages: Sequence[bytes]) -> list[by
         if _find_page_violation(html, config) is None:
             made.append(html)
     return made
+
+
+def list_structured_pages(seed: int, count: int) -> list[bytes]:
+    """Return pages of random superscripts, subscripts, lists, and what they depend on."""
+    source = random.Random(seed)
+    return [
+        "".join(source.choices(STRUCTURE, k=source.choice((3, 8, 30, 120)))).encode()
+        for _ in range(count)
+    ]

@@ -4,9 +4,11 @@ import shutil
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 
 from llmsys.config.cleaning import ArticleExtractorConfig, ReadConfig, ResiliparseExtractorConfig
 from llmsys.data_pipeline.core import native
@@ -23,7 +25,7 @@ from llmsys.data_pipeline.extract.extractor import clean_text, extract_pages, it
 from llmsys.data_pipeline.extract.main_content import extract_article
 from llmsys.data_pipeline.readers.page_reader import read_pages
 from llmsys.data_pipeline.stages.extract_text import extract_file
-from tests.helpers.hostile_pages import list_hostile_pages
+from tests.helpers.hostile_pages import list_hostile_pages, list_structured_pages
 from tests.helpers.native_core import build_core, needs_compiler
 from tests.helpers.stage_digest import ROOT
 
@@ -95,6 +97,11 @@ def test_a_page_in_quirks_mode_leaves_no_trace(core: NativeCore) -> None:
         '<body class="postid-1²"><p>a'.encode(),
         "<p>Read more² of it</p><p>a".encode(),
         b'<math><section id="x">a</section></math>',
+        b"<math><mi>x</mi></math>",
+        b'<p>a<script type="math/tex">x</script>',
+        b'<img class="size-full latex" alt="x">',
+        b'<img class="mwe-math-fallback-image-inline" alt="x">',
+        b'<img src="https://latex.codecogs.com/svg.latex?x">',
     ],
 )
 def test_pages_whose_texts_depend_on_more_than_the_tree_are_left(
@@ -103,6 +110,38 @@ def test_pages_whose_texts_depend_on_more_than_the_tree_are_left(
     body = b"<p>" + b"Some long sentence, which reads like prose; it has marks. " * 9
     assert core.extract_articles([page + body]) == [None]
     assert core.extract_articles([body]) != [None]
+
+
+@needs_compiler
+def test_pages_with_formulas_are_left_and_superscripts_and_lists_are_not(core: NativeCore) -> None:
+    pages: list[dict[str, Any]] = yaml.safe_load(
+        (ROOT / "tests" / "data" / "formula_pages.yaml").read_text()
+    )
+    html = [page["html"].encode() for page in pages]
+    assert find_differences(core, html) == []
+    compiled = [
+        page["name"]
+        for page, text in zip(pages, core.extract_articles(html), strict=True)
+        if text is not None
+    ]
+    assert compiled == [
+        "LaTeX in plain text",
+        "pictures are no formulas",
+        "powers and units",
+        "molecules and ions",
+        "indices",
+        "powers of powers",
+        "Cyrillic units",
+    ]
+
+
+@needs_compiler
+def test_superscripts_and_lists_are_those_of_the_python_extractor(core: NativeCore) -> None:
+    pages = list_structured_pages(0, 4_000)
+    assert find_differences(core, pages) == []
+    texts = [text or b"" for text in core.extract_articles(pages)]
+    assert sum(b"^" in text or b"_" in text for text in texts) > len(pages) // 3
+    assert sum(b"7. " in text for text in texts) > 20
 
 
 @needs_compiler

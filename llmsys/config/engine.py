@@ -68,7 +68,7 @@ class TorchEngineConfig(_BaseEngineConfig):
     kind: Literal["torch"] = "torch"
     offloads_gradients: ClassVar[bool] = True
     data_parallel: Literal["auto", "fsdp", "ddp", "plain"] = Field(
-        "fsdp",
+        "auto",
         description="fsdp: shard parameters, gradients and moments over the shard axis. ddp: "
         "replicate them on every rank. plain: whole weights without a wrapper; masters and "
         "moments are sharded, and gradients reduced once per step. auto: plain on up to eight "

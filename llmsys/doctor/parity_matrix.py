@@ -20,10 +20,10 @@ from llmsys.errors import ConfigError, LayoutError
 from llmsys.estimate.state_memory import resolve_planned_layout
 
 ENGINES: dict[str, dict[str, Any]] = {
-    "fsdp": {"kind": "torch"},
+    "fsdp": {"kind": "torch", "data_parallel": "fsdp"},
     "ddp": {"kind": "torch", "data_parallel": "ddp"},
     "plain": {"kind": "torch", "data_parallel": "plain"},
-    "bitwise": {"kind": "torch"},
+    "bitwise": {"kind": "torch", "data_parallel": "fsdp"},
     "zero-0": {"kind": "deepspeed", "zero_stage": 0},
     "zero-1": {"kind": "deepspeed", "zero_stage": 1},
     "zero-2": {"kind": "deepspeed", "zero_stage": 2},

@@ -88,7 +88,10 @@ def replay_step(config: RunConfig, step: int) -> list[ReplayCheck]:
 
 def _build_single_process_config(config: RunConfig) -> RunConfig:
     """Return the config for one process: engine and layout never change the content of a step."""
-    changes: dict[str, Any] = {"layout": ParallelLayout(), "engine": TorchEngineConfig()}
+    changes: dict[str, Any] = {
+        "layout": ParallelLayout(),
+        "engine": TorchEngineConfig(data_parallel="fsdp"),
+    }
     return config.model_copy(update=changes)
 
 

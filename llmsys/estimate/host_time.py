@@ -2,20 +2,69 @@
 memory and back.
 """
 
+from typing import assert_never
+
+from llmsys.config.engine import (
+    AccelerateEngineConfig,
+    DeepSpeedEngineConfig,
+    EngineConfig,
+    TorchEngineConfig,
+)
 from llmsys.config.run import RunConfig
 from llmsys.estimate.communication_time import PassSeconds
 from llmsys.estimate.kernel_context import KernelContext
 from llmsys.estimate.kernel_time import LAUNCHES_MOE, KernelSeconds
 
+# What the host does for a compiled block and micro-batch, forward and backward, in launches of a
+# kernel. With the hooks of FSDP2 it was 4 to 5 ms on the host of an H100; the others are as much
+# shorter as on a CPU (tools/bench/host_time.py). DeepSpeed was not measured: it hooks into
+# gradients as DDP does, and ZeRO-3 into modules as FSDP2.
+FSDP_LAUNCHES = 750
+KEEPING_LAUNCHES = 650  # weights stay gathered
+DDP_LAUNCHES = 410
+PLAIN_LAUNCHES = 300
+
+
+def count_block_launches(engine: EngineConfig) -> int:
+    """Return the host's time for a compiled block and micro-batch in launches of a kernel.
+
+    Args:
+        engine: the `engine:` section of the run.
+
+    Returns:
+        Launches that take as long, those of kernels included.
+    """
+    match engine:
+        case TorchEngineConfig(data_parallel="plain"):
+            return PLAIN_LAUNCHES
+        case TorchEngineConfig(is_fsdp=True):
+            return KEEPING_LAUNCHES if engine.keeps_weights_in_step else FSDP_LAUNCHES
+        case DeepSpeedEngineConfig(zero_stage=3):
+            return FSDP_LAUNCHES
+        case TorchEngineConfig() | DeepSpeedEngineConfig() | AccelerateEngineConfig():
+            return DDP_LAUNCHES
+        case unreachable:
+            assert_never(unreachable)
+
 
 def estimate_host_seconds(
+    engine: EngineConfig,
     bench: KernelContext,
     work: KernelSeconds,
     passes: PassSeconds,
     micro_batches: float,
     pipeline: int,
 ) -> float:
-    """Return the seconds that the device waits for the host: launches outlast kernels."""
+    """Return the seconds that the device waits for the host: launches outlast kernels.
+
+    Args:
+        engine: the `engine:` section of the run.
+        bench: model, layout and device.
+        work: seconds of kernels.
+        passes: those of a pass of one micro-batch.
+        micro_batches: those of a step.
+        pipeline: stages over which blocks are divided.
+    """
     moe, second = bench.model.moe, bench.device.efficiency.host_seconds
     if moe is not None and (each := bench.software.expert_launches):
         # The backward has two kernels for each one of the forward. Where the host learns the sizes
@@ -31,10 +80,12 @@ def estimate_host_seconds(
             # Routing waits for the counts of the all-to-all, so nothing hides its kernels.
             waited += 3 * LAUNCHES_MOE * bench.model.num_moe_layers * second
         return micro_batches * waited / pipeline
-    if bench.software.launch != "eager":
-        return 0.0
     # the backward starts about two kernels for each one of the forward
-    host = 3 * work.launches / pipeline * second
+    launches = 3 * work.launches if bench.software.launch == "eager" else 0
+    if bench.software.counts_wrapper:
+        # An eager block launches its kernels on top of that.
+        launches += count_block_launches(engine) * bench.model.num_hidden_layers
+    host = launches / pipeline * second
     return micro_batches * max(0.0, host - passes.forward - passes.backward)
 
 

@@ -129,7 +129,8 @@ class ProgramProfile(Section):
         choice = self.pipelined_engine if stages > 1 else self.engine
         if choice == "run":
             return config.engine
-        return TorchEngineConfig() if choice == "fsdp" else DeepSpeedEngineConfig(zero_stage=1)
+        fsdp = TorchEngineConfig(data_parallel="fsdp")
+        return fsdp if choice == "fsdp" else DeepSpeedEngineConfig(zero_stage=1)
 
 
 def find_memory_violations(key: str, values: Mapping[str, str]) -> Iterator[Violation]:

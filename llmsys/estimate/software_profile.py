@@ -185,6 +185,11 @@ class SoftwareProfile(Section):
     launch: Literal["eager", "compiled"] = Field(
         "compiled", description="eager: the host launches every kernel."
     )
+    counts_wrapper: bool = Field(
+        False,
+        description="Copies in memory and hooks on the host that data parallelism adds are "
+        "counted one by one; false: the fit of the program includes them.",
+    )
     expert_launches: int = Field(
         0,
         ge=0,

@@ -39,6 +39,7 @@ from llmsys.estimate.kernel_context import (
     select_matmul_dtypes,
 )
 from llmsys.estimate.kernel_time import KernelSeconds, estimate_kernel_seconds
+from llmsys.estimate.local_copies import estimate_local_copy_seconds
 from llmsys.estimate.optimizer_time import estimate_optimizer_seconds
 from llmsys.estimate.percentile_interval import PercentileInterval
 from llmsys.estimate.program_profile import ProgramProfile, load_own_program
@@ -207,6 +208,11 @@ def _estimate_part_seconds(
         "data": estimate_data_parallel_seconds(
             bench, engine, passes, max(1, round(micro_batches)), pipeline
         ),
+        "copies": (
+            estimate_local_copy_seconds(engine, bench, max(1, round(micro_batches)), pipeline)
+            if bench.software.counts_wrapper
+            else 0.0
+        ),
         "optimizer": estimate_optimizer_seconds(config, bench, pipeline),
         "offload": (
             estimate_offload_seconds(bench, pipeline) + estimate_copy_seconds(config, bench, passes)
@@ -218,7 +224,8 @@ def _estimate_part_seconds(
         from llmsys.estimate.bitwise_time import estimate_bitwise_seconds
 
         times["bitwise"] = estimate_bitwise_seconds(config, bench, work, micro_batches, pipeline)
-    return times | {"host": estimate_host_seconds(bench, work, passes, micro_batches, pipeline)}
+    host = estimate_host_seconds(engine, bench, work, passes, micro_batches, pipeline)
+    return times | {"host": host}
 
 
 def _compute_imbalance(

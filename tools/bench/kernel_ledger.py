@@ -145,6 +145,7 @@ def _iter_part_lines(step: StepTime, config: RunConfig, device: DeviceProfile) -
         "permutation": "rows of tokens sorted to their experts, weighted and summed",
         "recomputation": "the forward of every block again",
         "data": "gathers and reductions of weights that compute does not hide",
+        "copies": "casts of masters, flat buffers and float32 sums, of FSDP2",
         "optimizer": "bytes of masters, moments and gradients",
     }
     yield "| part of a step | seconds | share | rate |"

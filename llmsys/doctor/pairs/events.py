@@ -59,9 +59,7 @@ class Action:
     run: int = 0
 
 
-def list_expected_actions(
-    assignment: Assignment, overflowed: Collection[str] = ()
-) -> list[Action]:
+def list_expected_actions(assignment: Assignment, overflowed: Collection[str] = ()) -> list[Action]:
     """Return what the run of a case must do, in order, to the end of its branch.
 
     A rewind and a resumption go to the newest save. Steps that were refused before a rewind stay

@@ -142,13 +142,10 @@ PIPELINE = {"pipeline": frozenset({"2", "4"})}
 
 def _list_engines() -> tuple[Value, ...]:
     stages, named = list_literal_values("engine.zero_stage"), ("torch", "deepspeed")
+    # The first one is the default of cases: the wrapper that most other choices act with.
+    ways = sorted(list_choices("engine.data_parallel"), key=lambda way: way != "fsdp")
     return (
-        Value("fsdp", {"engine.kind": "torch"}),
-        *(
-            Value(way, {"engine.kind": "torch", "engine.data_parallel": way})
-            for way in list_choices("engine.data_parallel")
-            if way != "fsdp"
-        ),
+        *(Value(way, {"engine.kind": "torch", "engine.data_parallel": way}) for way in ways),
         *(
             Value(f"zero-{stage}", {"engine.kind": "deepspeed", "engine.zero_stage": stage})
             for stage in stages

@@ -76,7 +76,7 @@ def build_plain_config(config: RunConfig) -> RunConfig:
     """Return the config for a plain process: rows one by one, neither layout nor engine."""
     changes: dict[str, Any] = {
         "layout": ParallelLayout(),
-        "engine": TorchEngineConfig(),
+        "engine": TorchEngineConfig(data_parallel="fsdp"),
         "batch": config.batch.model_copy(update={"micro_sequences": 1, "assignment": "sequential"}),
         "train": config.train.model_copy(update={"reproducibility": "fast", "precision": "fp32"}),
     }

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import assert_never
 
 from llmsys.config.combinations import find_refused_combinations
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
+from llmsys.estimate.data_parallel_choice import MAX_PLAIN_RANKS
 from llmsys.estimate.plan.layout_candidate import LayoutCandidate, PlanTarget
 
 # Positions of each rank from which a plan tries a ring: below, messages outlast the products of a
@@ -71,10 +73,7 @@ def _iter_stage_candidates(
             rest = world // tensor // context
             for replicate in list_divisors(rest):
                 shard = rest // replicate
-                # DDP's ranks are all copies; FSDP with copies only would be DDP.
-                if isinstance(engine, TorchEngineConfig) and engine.shards_weights == (
-                    replicate == rest > 1
-                ):
+                if not _can_replicate(engine, place, replicate, rest):
                     continue
                 share = max(1, config.batch.sequences_per_step // (replicate * shard))
                 for expert in experts:
@@ -86,6 +85,23 @@ def _iter_stage_candidates(
                             if is_ring
                             else (one,)
                         )
+
+
+def _can_replicate(engine: EngineConfig, place: PlanTarget, replicate: int, ranks: int) -> bool:
+    """Return whether an engine is tried with `replicate` copies on `ranks` data-parallel ranks."""
+    if not isinstance(engine, TorchEngineConfig):
+        return True
+    match engine.data_parallel:
+        case "plain":
+            devices = place.cluster.devices
+            return replicate == 1 and devices <= min(MAX_PLAIN_RANKS, place.device.node_devices)
+        case "ddp":
+            return replicate == ranks > 1
+        case "fsdp" | "auto":
+            # With copies only it would be DDP.
+            return not replicate == ranks > 1
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _iter_ring_candidates(one: LayoutCandidate, heads: int) -> Iterator[LayoutCandidate]:

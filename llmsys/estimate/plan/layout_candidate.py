@@ -36,7 +36,8 @@ from llmsys.estimate.step_time import StepTime, estimate_step_time
 Recompute = Literal["none", "selective", "full", "offload"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 ENGINES: tuple[EngineConfig, ...] = (
-    TorchEngineConfig(),
+    TorchEngineConfig(data_parallel="fsdp"),
+    TorchEngineConfig(data_parallel="plain"),
     TorchEngineConfig(data_parallel="ddp"),
     DeepSpeedEngineConfig(zero_stage=1),
     DeepSpeedEngineConfig(zero_stage=2),
@@ -44,7 +45,7 @@ ENGINES: tuple[EngineConfig, ...] = (
 )
 # Offload choices, tried only if nothing else fits: they cost time in every step.
 OFFLOADED: tuple[EngineConfig, ...] = (
-    TorchEngineConfig(cpu_offload="state"),
+    TorchEngineConfig(data_parallel="fsdp", cpu_offload="state"),
     DeepSpeedEngineConfig(zero_stage=2, cpu_offload="optimizer"),
     DeepSpeedEngineConfig(zero_stage=3, cpu_offload="optimizer"),
 )

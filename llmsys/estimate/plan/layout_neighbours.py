@@ -90,7 +90,7 @@ def _iter_neighbour_candidates(
 def _switch_engine(engine: EngineConfig, best: LayoutCandidate) -> LayoutCandidate:
     """The same ranks under another engine: DDP has copies where the others have shards."""
     data = best.replicate * best.shard
-    if isinstance(engine, TorchEngineConfig) and not engine.shards_weights:
+    if isinstance(engine, TorchEngineConfig) and engine.data_parallel == "ddp":
         return replace(best, engine=engine, replicate=data, shard=1)
     # Copies alone would be DDP.
     if best.shard == 1:

@@ -123,7 +123,7 @@ def test_a_pipelined_config_is_priced_as_it_runs() -> None:
     # differ.
     for run, share in ((plain, 3 / 16), (loop, 1 / (2 * 8))):
         step = estimate_step_time(*run, device)
-        apart = ("bubble", "data", "optimizer", "offload", "host")
+        apart = ("bubble", "data", "copies", "optimizer", "offload", "host")
         busy = sum(seconds for name, seconds in step.parts.items() if name not in apart)
         # all wait for the rank with the head
         late = compute_imbalance(run[0].model, run[1], 512) - 1

@@ -35,7 +35,9 @@ def test_a_profile_decides_precision_and_compilation(
     assert resolve_for_profile(config, load_device_profile(profile)).train.precision == number
     found = estimate_run(config, device=load_device_profile(profile))
     train = config.train.model_copy(update={"precision": number, "compile": compile})
-    named = estimate_run(config.model_copy(update={"train": train}))
+    # One rank of a device has room for whole weights.
+    plain = config.resolve_data_parallel("plain")
+    named = estimate_run(plain.model_copy(update={"train": train}))
     assert found.precision.number == number
     assert found.memory == named.memory
     text = format_estimate(found)

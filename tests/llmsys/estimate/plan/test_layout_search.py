@@ -22,6 +22,7 @@ from llmsys.estimate.plan.layout_candidate import (
     IllegalLayoutError,
     PlanTarget,
     estimate_candidate,
+    format_engine_name,
 )
 from llmsys.estimate.plan.layout_search import search_layouts
 from llmsys.estimate.plan.layout_table import build_plan_output
@@ -188,6 +189,26 @@ def test_a_ring_is_tried_only_where_a_sequence_is_longer_than_heads_can_divide()
         kinds = {(one.context_kind, one.context) for one in found}
         assert {(kind, size) for kind, size in kinds if kind == "ring" and size > 32} == rings
         assert ("ulysses", 32) in kinds
+
+
+def list_wrappers(devices: int) -> set[str]:
+    """Return the kinds of data parallelism of the candidates on so many devices."""
+    run = config("llama3.2-1b", "batch.sequences=64", "batch.sequence_length=4096")
+    place = PlanTarget(ClusterCosts(devices=devices), H100)
+    return {format_engine_name(one.engine) for one in iter_candidates(run, place, ENGINES[:3])}
+
+
+def test_whole_weights_without_a_wrapper_are_for_one_machine() -> None:
+    assert list_wrappers(1) == {"fsdp", "plain"}
+    assert list_wrappers(8) == {"fsdp", "plain", "ddp"}
+    assert list_wrappers(16) == {"fsdp", "ddp"}
+
+
+def test_one_device_has_no_wrapper() -> None:
+    run = config("llama3.2-1b", "batch.sequences=64", "batch.sequence_length=4096")
+    found = search_layouts(run, PlanTarget(ClusterCosts(devices=1), H100))
+    assert format_engine_name(found.ranked[0].choice.engine) == "plain"
+    assert any(one.change == "fsdp" and "copies" in one.reason for one in found.rejected)
 
 
 def test_an_engine_that_the_config_names_is_kept() -> None:

@@ -150,6 +150,14 @@ EVENTS = StoredFormat(
     "`report`, `watch`, `compare`, `trace`, `replay`, `reconcile`",
     "write them in a new folder: run.folder=FOLDER or data.folder=FOLDER",
 )
+DOCUMENT_LOSSES = StoredFormat(
+    "document losses",
+    1,
+    "document_losses/*.arrow of a run",
+    _SCHEMA,
+    "`inspect --by-loss`, `trace --worst`, `report`",
+    _TRAIN_AGAIN,
+)
 CHECKPOINT = StoredFormat(
     "checkpoint",
     4,
@@ -209,6 +217,7 @@ FORMATS = (
     RUN_CONFIG,
     RUN_ENVIRONMENT,
     EVENTS,
+    DOCUMENT_LOSSES,
     CHECKPOINT,
     CHECKPOINT_METADATA,
     CHECKPOINT_INDEX,

@@ -11,6 +11,7 @@ Invariants:
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,10 @@ def group_losses(
     documents = np.bincount(codes_D, minlength=size)
 
     def add_up(values_D: NDArray[Any]) -> NDArray[np.float64]:
-        return np.bincount(codes_D, values_D.astype(np.float64), size)
+        sums: NDArray[np.float64] = np.bincount(codes_D, values_D.astype(np.float64), size).astype(
+            np.float64, copy=False
+        )
+        return sums
 
     tokens = add_up(losses.tokens_D)
     nats = add_up(losses.nats_D)
@@ -121,9 +125,9 @@ def _label_documents(
     """Return the labels of all groups, and the group of each document, (D,)."""
     if column == "source":
         return [name or NO_VALUE for name in names], losses.sources_D
-    values: Sequence[Any]
+    values: list[Any]
     if column == "file":
-        values = read_side_columns(losses, sources, "file")
+        values = [*read_side_columns(losses, sources, "file")]
     else:
         values = read_document_column(losses, sources, column)
     numbers = [value for value in values if isinstance(value, float | int)]
@@ -145,9 +149,7 @@ def _label_buckets(values: Sequence[float | None]) -> tuple[list[str], NDArray[n
     edges = edges[edges > real.min()]
     codes = np.searchsorted(edges, numbers, side="right").astype(np.int64)
     bounds = [real.min(), *edges, real.max()]
-    labels = [
-        f"{low:.4g} to {high:.4g}" for low, high in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
+    labels = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(bounds)]
     codes[np.isnan(numbers)] = len(labels)
     return [*labels, NO_VALUE], codes
 
@@ -280,8 +282,8 @@ def export_losses(
             "source": pa.array([names[source] for source in losses.sources_D], pa.string()),
             "tokens": losses.tokens_D,
             "epochs": losses.epochs_D.astype(np.int32),
-            "loss": losses.loss_D.astype(np.float32),
-            "excess": losses.excess_D.astype(np.float32),
+            "loss": losses.mean_losses.astype(np.float32),
+            "excess": losses.excesses.astype(np.float32),
             "first_loss": losses.first_D.astype(np.float32),
             "last_loss": losses.last_D.astype(np.float32),
         }
@@ -289,7 +291,7 @@ def export_losses(
     data = pa.BufferOutputStream()
     pq.write_table(table, data, compression="zstd")
     write_bytes_atomically(output, data.getvalue().to_pybytes())
-    return table.num_rows
+    return len(losses.tokens_D)
 
 
 def format_loss_groups(

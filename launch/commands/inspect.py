@@ -1,5 +1,5 @@
-"""Run `llmsys inspect`: verify a prepared dataset against its manifest, locate a token, show dropped
-documents, or group the losses of a run by a column of its documents.
+"""Run `llmsys inspect`: verify a prepared dataset against its manifest, locate a token, show
+dropped documents, or group the losses of a run by a column of its documents.
 """
 
 import argparse
@@ -79,8 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_dropped(folders[0], arguments)
     if arguments.output is not None:
         raise ConfigError(
-            "--output writes dropped documents, or with --by-loss losses. Say which: --dropped all, "
-            "rule=NAME or stage=NAME, or --by-loss."
+            "--output writes dropped documents, or with --by-loss losses. Say which: "
+            "--dropped all, rule=NAME or stage=NAME, or --by-loss."
         )
     return max(_print_inspection(folder, arguments.samples, arguments.json) for folder in folders)
 

@@ -1,5 +1,5 @@
-"""Run `llmsys trace`: list the documents of a step, the steps and checkpoints that saw a document, or
-the documents with the highest and the lowest loss.
+"""Run `llmsys trace`: list the documents of a step, the steps and checkpoints that saw a document,
+or the documents with the highest and the lowest loss.
 """
 
 import argparse
@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--worst",
         type=parse_count(1),
         metavar="N",
-        help="list the N documents with the highest and the N with the lowest loss against the mean "
-        "of their steps, with text; needs a run with train.record_document_losses=true",
+        help="list the N documents with the highest and the N with the lowest loss against the "
+        "mean of their steps, with text; needs a run with train.record_document_losses=true",
     )
     parser.epilog = (
         "step=N lists documents; url=URL or document=ID lists steps and checkpoints; --worst N "

@@ -62,9 +62,7 @@ class SpanSums:
         """
         num_spans = len(self.documents_S)
         if self.sums_2S is None:
-            self.sums_2S = torch.zeros(
-                2 * num_spans, dtype=torch.float64, device=losses_N.device
-            )
+            self.sums_2S = torch.zeros(2 * num_spans, dtype=torch.float64, device=losses_N.device)
         # One dimension each: on the CPU a row of two columns takes twenty times as long.
         self.sums_2S[:num_spans].index_add_(0, spans_N, losses_N.double())
         self.sums_2S[num_spans:].index_add_(0, spans_N, valid_N.double())

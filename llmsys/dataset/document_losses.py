@@ -64,13 +64,13 @@ class DocumentLosses:
     num_skipped: int
 
     @property
-    def loss_D(self) -> Floats:
+    def mean_losses(self) -> Floats:
         """Loss of each document in nats per token."""
         losses: Floats = self.nats_D / self.tokens_D
         return losses
 
     @property
-    def excess_D(self) -> Floats:
+    def excesses(self) -> Floats:
         """Loss of each document above the mean of the steps that it was in, in nats per token."""
         excess: Floats = (self.nats_D - self.expected_D) / self.tokens_D
         return excess
@@ -89,9 +89,7 @@ def open_loss_sources(data: DataConfig) -> tuple[tuple[str, ...], tuple[TokenSha
         DataError: A dataset is missing or damaged.
     """
     names = (
-        tuple(source.title for source in data.sources)
-        if isinstance(data, MixtureConfig)
-        else ("",)
+        tuple(source.title for source in data.sources) if isinstance(data, MixtureConfig) else ("",)
     )
     return names, tuple(open_tokens(folder, "train") for folder in list_dataset_folders(data))
 
@@ -244,7 +242,7 @@ def select_extremes(losses: DocumentLosses, count: int) -> tuple[list[int], list
         document is in both.
     """
     long_enough = np.flatnonzero(losses.tokens_D >= MIN_LISTED_TOKENS)
-    ordered = long_enough[np.argsort(losses.excess_D[long_enough], kind="stable")]
+    ordered = long_enough[np.argsort(losses.excesses[long_enough], kind="stable")]
     half = min(count, (len(ordered) + 1) // 2)
     highest = ordered[len(ordered) - half :][::-1]
     return highest.tolist(), ordered[: min(count, len(ordered) - half)].tolist()

@@ -5,8 +5,8 @@ counted from 1, that this rank computed. A document of a step has several rows w
 windows, micro-batches or ranks had a part of it.
 
 Invariants:
-- A file under its final name is complete and is never changed: it is written under a temporary name,
-  synced and renamed.
+- A file under its final name is complete and is never changed: it is written under a temporary
+  name, synced and renamed.
 - Files end at every checkpoint, before it is saved. A run that resumes from one removes what comes
   after it, so no step is there twice and none is missing.
 - Documents have the numbers of the training split of their dataset, whose fingerprint is in the
@@ -24,9 +24,8 @@ import pyarrow.compute as pc
 
 from llmsys.errors import DataError
 from llmsys.storage.arrow_file import ARROW_ERRORS, ArrowFileWriter
-from llmsys.storage.stored_formats import DOCUMENT_LOSSES, require_arrow_version
+from llmsys.storage.stored_formats import DOCUMENT_LOSSES, LOSSES_FOLDER, require_arrow_version
 
-LOSSES_FOLDER = "document_losses"
 # Key of the fingerprints of the run's sources in the metadata of the schema, as a list in JSON.
 FINGERPRINTS_KEY = b"llmsys.fingerprints"
 

@@ -1,7 +1,7 @@
 """List the documents that a run found hardest and easiest, with the beginnings of their texts.
 
-Reads a run's config and document_losses/, and its datasets. A text that documents/ no longer has, or
-never had, is decoded from its tokens.
+Reads a run's config and document_losses/, and its datasets. A text that documents/ no longer has,
+or never had, is decoded from its tokens.
 """
 
 from typing import Any
@@ -68,8 +68,8 @@ def _describe_document(dataset: RunData, losses: DocumentLosses, place: int) -> 
         "source": dataset.names[source],
         "id": str(dataset.sources[source].get_lineage(document)["id"]),
         "document": document,
-        "loss": float(losses.loss_D[place]),
-        "excess": float(losses.excess_D[place]),
+        "loss": float(losses.mean_losses[place]),
+        "excess": float(losses.excesses[place]),
         "first_loss": float(losses.first_D[place]),
         "last_loss": float(losses.last_D[place]),
         "tokens": int(losses.tokens_D[place]),

@@ -19,6 +19,8 @@ from llmsys.errors import CheckpointFormatError, DataError, FormatError
 VERSION_KEY = "format_version"
 # Key of name and version in the metadata of an Arrow schema: b"documents 2".
 ARROW_KEY = b"llmsys.format"
+# Folder of the losses by document in a run folder.
+LOSSES_FOLDER = "document_losses"
 # The last release that wrote formats below those of this file. It stored no version in most of
 # them.
 EARLIER_RELEASE = "0.1"
@@ -153,7 +155,7 @@ EVENTS = StoredFormat(
 DOCUMENT_LOSSES = StoredFormat(
     "document losses",
     1,
-    "document_losses/*.arrow of a run",
+    f"{LOSSES_FOLDER}/*.arrow of a run",
     _SCHEMA,
     "`inspect --by-loss`, `trace --worst`, `report`",
     _TRAIN_AGAIN,

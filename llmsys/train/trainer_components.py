@@ -24,8 +24,8 @@ from llmsys.train.consistency_check import ConsistencyCheck
 from llmsys.train.corruption_check import CorruptionCheck
 from llmsys.train.evaluator import Evaluator
 from llmsys.train.expert_load import ExpertLoad
-from llmsys.train.loss_recorder import DocumentLossRecorder
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
+from llmsys.train.loss_recorder import DocumentLossRecorder
 from llmsys.train.metric_logger import MetricLogger
 from llmsys.train.norm_meter import NormMeter
 from llmsys.train.step_guard import StepGuard

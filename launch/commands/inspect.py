@@ -112,8 +112,8 @@ def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]
 
 
 def _print_losses(arguments: argparse.Namespace) -> int:
-    from llmsys.config.loading.config_files import MANIFEST
-    from llmsys.config.loading.load import read_config, require_run
+    from llmsys.config.loading.config_files import MANIFEST, find_folder_config
+    from llmsys.config.loading.load import load_run_config
     from llmsys.data_pipeline.inspection.loss_groups import (
         export_losses,
         format_loss_groups,
@@ -124,13 +124,13 @@ def _print_losses(arguments: argparse.Namespace) -> int:
 
     if arguments.dropped is not None or arguments.token is not None:
         raise ConfigError("--by-loss shows losses. Give it without --dropped and --token.")
-    loaded = read_config(arguments.dataset, arguments.overrides)
-    config = require_run(loaded, arguments.dataset)
-    if loaded.source.name == MANIFEST:
+    found = find_folder_config(require_local_path(arguments.dataset, "DATASET"))
+    if found is not None and found.name == MANIFEST:
         raise ConfigError(
             f"{arguments.dataset} is a dataset, and --by-loss shows the losses of a run. Give the "
             "run folder or its config."
         )
+    config = load_run_config(arguments.dataset, arguments.overrides)
     fetch_run(config.run.folder)
     names, sources = open_loss_sources(config.data)
     losses = load_document_losses(config.run.folder, sources)

@@ -227,7 +227,8 @@ def test_duckdb_joins_losses_with_documents(exported: Path, recorded: RecordedLo
     documents = ds.dataset(recorded.data / "documents", format="arrow")
     joined = duckdb.sql(f"select * from documents join '{exported}' using (id)")
     assert documents.count_rows() > 0
-    check_joined(joined.arrow().to_pylist(), recorded)
+    rows = [dict(zip(joined.columns, row, strict=True)) for row in joined.fetchall()]
+    check_joined(rows, recorded)
 
 
 def test_polars_joins_losses_with_documents(exported: Path, recorded: RecordedLosses) -> None:

@@ -17,8 +17,7 @@ from llmsys.data_pipeline.inspection.loss_groups import (
     format_loss_groups,
     group_losses,
 )
-from llmsys.dataset import document_losses
-from llmsys.dataset.document_losses import DocumentLosses, load_document_losses, select_extremes
+from llmsys.dataset.document_losses import DocumentLosses, load_document_losses
 from llmsys.dataset.token_shards import TokenShards, open_tokens
 from llmsys.errors import ConfigError, DataError
 from llmsys.launch.main import main
@@ -125,42 +124,6 @@ def test_numbers_are_grouped_by_tenths_of_the_documents(
         return inside[0] if inside else max(ranges, key=lambda name: ranges[name][1])
 
     check_groups(found, compute_groups(recorded, label))
-
-
-def test_epochs_are_told_apart_and_sums_do_not_depend_on_how_often_they_are_summed(
-    recorded: RecordedLosses,
-    sources: tuple[TokenShards, ...],
-    losses: DocumentLosses,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    by_epoch: dict[int, dict[int, list[float]]] = defaultdict(dict)
-    for row in recorded.rows:
-        if row["applied"]:
-            sums = by_epoch[row["document"]].setdefault(row["epoch"], [0.0, 0.0])
-            sums[0] += row["nats"]
-            sums[1] += row["tokens"]
-    assert losses.documents_D.tolist() == sorted(by_epoch)
-    assert (losses.num_steps, losses.num_skipped) == (29, 1)
-    for place, document in enumerate(losses.documents_D.tolist()):
-        epochs = by_epoch[document]
-        first, last = (nats / tokens for nats, tokens in (epochs[min(epochs)], epochs[max(epochs)]))
-        assert losses.epochs_D[place] == len(epochs)
-        assert losses.first_D[place] == pytest.approx(first, rel=1e-6)
-        assert losses.last_D[place] == pytest.approx(last, rel=1e-6)
-    monkeypatch.setattr(document_losses, "_MAX_ROWS", 7)
-    again = load_document_losses(recorded.run, sources)
-    assert again.nats_D == pytest.approx(losses.nats_D, rel=1e-12)
-    assert (again.tokens_D == losses.tokens_D).all()
-
-
-def test_extremes_have_enough_tokens_and_are_in_one_list(losses: DocumentLosses) -> None:
-    highest, lowest = select_extremes(losses, 4)
-    long_enough = [n for n, tokens in enumerate(losses.tokens_D) if tokens >= 32]
-    ordered = sorted(long_enough, key=lambda place: losses.excesses[place])
-    assert (highest, lowest) == (ordered[::-1][:4], ordered[:4])
-    assert {int(losses.documents_D[place]) % 3 for place in highest} == {2}
-    highest, lowest = select_extremes(losses, 1_000)
-    assert sorted([*highest, *lowest]) == sorted(long_enough)
 
 
 def test_the_table_says_what_it_leaves_out(

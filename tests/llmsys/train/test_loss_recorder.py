@@ -26,7 +26,6 @@ from llmsys.errors import ConfigError, DataError
 from llmsys.events import read_latest_events
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.process_group import init_process_group
 from llmsys.train.build_objective import build_step_batches
 from llmsys.train.build_trainer import train_run
 from llmsys.train.loss_recorder import DocumentLossRecorder

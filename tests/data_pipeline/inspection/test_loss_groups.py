@@ -1,4 +1,4 @@
-"""Losses by document, host and column: against sums in plain Python, and joins by other libraries."""
+"""Losses by host and column: against sums in plain Python, and joins by other libraries."""
 
 import json
 from collections import defaultdict

@@ -305,6 +305,29 @@ def test_each_rank_removes_the_files_of_others_that_are_gone(dataset: Path, tmp_
     assert {part.last for part in list_loss_parts(folder)} == {1}
 
 
+def test_a_recorder_forgets_what_comes_after_a_checkpoint(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmsys.train.loss_recorder.MAX_ROWS", 1)
+    path = write_config(tmp_path, dataset)
+    stub = StubBatches(load_run_config(str(path)))
+    recorder = DocumentLossRecorder(tmp_path / "run", 0, 1, ["print"])
+    for step in range(5):
+        stub.train(recorder, step)
+    # Step 4 is on disk, step 5 on its way.
+    assert [part.last for part in list_loss_parts(tmp_path / "run")] == [1, 2, 3, 4]
+    recorder.rewind(2)
+    assert [part.last for part in list_loss_parts(tmp_path / "run")] == [1, 2]
+    stub.train(recorder, 3)
+    recorder.flush()
+    steps = [
+        step
+        for rows in read_loss_parts(tmp_path / "run", ["print"])
+        for step in rows.column("step").unique().to_pylist()
+    ]
+    assert steps == [1, 2, 4]
+
+
 def test_a_record_that_cannot_be_right_is_refused(dataset: Path, tmp_path: Path) -> None:
     path = write_config(tmp_path, dataset)
     stub = StubBatches(load_run_config(str(path)))

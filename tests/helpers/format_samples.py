@@ -13,6 +13,7 @@ import shutil
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -86,7 +87,12 @@ def write_run(folder: Path) -> None:
 
 def write_losses(folder: Path) -> None:
     """Write the losses of two documents in a step."""
-    columns = {"step": [2, 2], "source": [0, 0], "epoch": [0, 0], "document": [4, 7]}
+    columns: dict[str, list[Any]] = {
+        "step": [2, 2],
+        "source": [0, 0],
+        "epoch": [0, 0],
+        "document": [4, 7],
+    }
     columns |= {"tokens": [3, 5], "nats": [4.5, 12.25], "applied": [True, True]}
     write_loss_part(folder, 0, pa.record_batch(columns, schema=LOSS_SCHEMA), ["abc"])
 

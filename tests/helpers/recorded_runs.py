@@ -90,10 +90,11 @@ def _train_rank(
         "LOCAL_RANK": str(rank),
         "GLOO_SOCKET_IFNAME": "lo",
     }
+    from llmsys.dataset import loss_parts
     from llmsys.train import loss_recorder
     from llmsys.train.build_trainer import train_run
 
-    write = loss_recorder.write_loss_part
+    write = loss_parts.write_loss_part
     writes = 0
 
     def write_or_die(*arguments: Any) -> None:
@@ -106,7 +107,7 @@ def _train_rank(
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    loss_recorder.write_loss_part = write_or_die
+    vars(loss_recorder)["write_loss_part"] = write_or_die
     if max_rows is not None:
         loss_recorder.MAX_ROWS = max_rows
     train_run(load_run_config(words[0], list(words[1:])), lambda *_: [])

@@ -122,7 +122,7 @@ def test_targets_of_a_chat_are_its_answers(tmp_path: Path) -> None:
     size = shards.manifest.vocab_size
     for (_, document), targets in found.items():
         stored = shards.get_tokens(document)
-        own = Counter(stored[stored < size].tolist())
+        own: Counter[int] = Counter(stored[stored < size].tolist())
         for epoch in {epoch for epoch, _ in targets}:
             seen = Counter(target for one, target in targets if one == epoch)
             assert seen.keys() <= own.keys()

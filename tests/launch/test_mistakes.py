@@ -395,7 +395,7 @@ COMMANDS = [
     ("prepare train/demo --until token", "invalid choice: 'token'", ""),
     ("prepare model/llama-7b", "is a bare model, but a run config is needed", ""),
     ("train model/llama-7b", "let llmsys init model/llama-7b write one", ""),
-    ("trace train/demo", "Give exactly one of step=N, url=URL or document=ID", ""),
+    ("trace train/demo", "Give exactly one of step=N, url=URL, document=ID or --worst N", ""),
     ("trace train/demo step=first", "step=first is not a step. Use a number", ""),
     ("replay train/demo", "Give the step to replay: step=N", ""),
     ("convert nowhere out", "nowhere is not a folder. Name a Hugging Face folder or a run folder",

@@ -1,5 +1,5 @@
-"""Run `llmsys inspect`: verify a prepared dataset against its manifest, locate a token, or show
-dropped documents.
+"""Run `llmsys inspect`: verify a prepared dataset against its manifest, locate a token, show
+dropped documents, or group the losses of a run by a column of its documents.
 """
 
 import argparse
@@ -43,23 +43,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "joined by commas, or all",
     )
     parser.add_argument(
+        "--by-loss",
+        nargs="?",
+        const="host",
+        metavar="COLUMN",
+        help="show the loss of a run by host (the default), domain, year, month, source, file, or "
+        "any column of documents/, numbers in ten buckets; needs a run with "
+        "train.record_document_losses=true",
+    )
+    parser.add_argument(
         "--limit",
         type=parse_count(1),
         default=20,
         metavar="N",
-        help="with --dropped: maximum number of documents (default: %(default)s)",
+        help="with --dropped or --by-loss: maximum number of documents or groups (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--output",
         type=parse_local_path,
         metavar="FILE",
         help="with --dropped: write all of them with their whole texts, as .parquet, .jsonl or "
-        ".jsonl.zst",
+        ".jsonl.zst; with --by-loss: write the losses of every document by its id, as .parquet",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer; return 1 when a dataset has a violation."""
+    if arguments.by_loss is not None:
+        return _print_losses(arguments)
     folders = resolve_dataset_folders(arguments.dataset, arguments.overrides)
     if arguments.token is not None:
         return _print_token_origin(folders[0], arguments.token, arguments.json)
@@ -67,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_dropped(folders[0], arguments)
     if arguments.output is not None:
         raise ConfigError(
-            "--output writes dropped documents. Say which: --dropped all, rule=NAME or stage=NAME."
+            "--output writes dropped documents, or with --by-loss losses. Say which: "
+            "--dropped all, rule=NAME or stage=NAME, or --by-loss."
         )
     return max(_print_inspection(folder, arguments.samples, arguments.json) for folder in folders)
 
@@ -96,6 +109,52 @@ def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]
     except ConfigError as error:
         raise DataError(f"{name} is not a dataset folder, and {error}") from None
     return list_dataset_folders(load_run_config(name, overrides).data)
+
+
+def _print_losses(arguments: argparse.Namespace) -> int:
+    from llmsys.config.loading.config_files import MANIFEST, find_folder_config
+    from llmsys.config.loading.load import load_run_config
+    from llmsys.data_pipeline.inspection.loss_groups import (
+        export_losses,
+        format_loss_groups,
+        group_losses,
+    )
+    from llmsys.dataset.document_losses import load_document_losses, open_loss_sources
+    from llmsys.train.remote_run import fetch_run
+
+    if arguments.dropped is not None or arguments.token is not None:
+        raise ConfigError("--by-loss shows losses. Give it without --dropped and --token.")
+    found = find_folder_config(require_local_path(arguments.dataset, "DATASET"))
+    if found is not None and found.name == MANIFEST:
+        raise ConfigError(
+            f"{arguments.dataset} is a dataset, and --by-loss shows the losses of a run. Give the "
+            "run folder or its config."
+        )
+    config = load_run_config(arguments.dataset, arguments.overrides)
+    fetch_run(config.run.folder)
+    names, sources = open_loss_sources(config.data)
+    losses = load_document_losses(config.run.folder, sources)
+    groups = group_losses(losses, names, sources, arguments.by_loss)
+    if arguments.output is not None:
+        export_losses(losses, names, sources, arguments.output)
+    if arguments.json:
+        result = {
+            "run": str(config.run.folder),
+            "column": arguments.by_loss,
+            "steps": losses.num_steps,
+            "skipped_steps": losses.num_skipped,
+            "documents": len(losses.tokens_D),
+            "tokens": int(losses.tokens_D.sum()),
+            "loss": float(losses.nats_D.sum() / losses.tokens_D.sum()),
+            "output": None if arguments.output is None else str(arguments.output),
+            "groups": [asdict(group) for group in groups],
+        }
+        print(json.dumps(result, ensure_ascii=False))
+        return 0
+    print(format_loss_groups(losses, arguments.by_loss, groups, arguments.limit))
+    if arguments.output is not None:
+        print(f"wrote {arguments.output}: {len(losses.tokens_D):,} documents")
+    return 0
 
 
 def _print_inspection(folder: Path, samples: int, as_json: bool) -> int:

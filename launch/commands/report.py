@@ -45,6 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
     from llmsys.report.html_page import write_report
 
-    path = write_report(run_folder, data_folder, arguments.output)
+    path = write_report(run_folder, data_folder, arguments.output, data=config.data)
     print(json.dumps({"report": str(path)}) if arguments.json else str(path))
     return 0

@@ -1,5 +1,5 @@
-"""Run `llmsys trace`: list the documents of a step, or the steps and checkpoints that saw a
-document.
+"""Run `llmsys trace`: list the documents of a step, the steps and checkpoints that saw a document,
+or the documents with the highest and the lowest loss.
 """
 
 import argparse
@@ -7,24 +7,31 @@ import json
 from typing import Any
 
 from llmsys.errors import ConfigError
-from llmsys.launch.commands.arguments import split_arguments
+from llmsys.launch.commands.arguments import parse_count, split_arguments
 
 OWN_NAMES = ("step", "url", "document")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing but help: step=, url= or document= is given among the overrides."""
+    """Add --worst, and help: step=, url= or document= is given among the overrides."""
+    parser.add_argument(
+        "--worst",
+        type=parse_count(1),
+        metavar="N",
+        help="list the N documents with the highest and the N with the lowest loss against the "
+        "mean of their steps, with text; needs a run with train.record_document_losses=true",
+    )
     parser.epilog = (
-        "step=N lists documents; url=URL or document=ID lists steps and "
-        f"checkpoints.\n{parser.epilog}"
+        "step=N lists documents; url=URL or document=ID lists steps and checkpoints; --worst N "
+        f"lists documents by loss.\n{parser.epilog}"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer; with --json, as one object."""
     asked, words = split_arguments(arguments.overrides, OWN_NAMES)
-    if len(asked) != 1:
-        raise ConfigError("Give exactly one of step=N, url=URL or document=ID.")
+    if len(asked) + (arguments.worst is not None) != 1:
+        raise ConfigError("Give exactly one of step=N, url=URL, document=ID or --worst N.")
     from llmsys.config.loading.load import load_run_config
     from llmsys.config.loading.trusted_run import require_trusted_run
     from llmsys.launch.process.run_requirements import require_datasets
@@ -34,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     if "step" in asked and not asked["step"].isdigit():
         raise ConfigError(f"step={asked['step']} is not a step. Use a number, counted from 1.")
     require_datasets(config, [arguments.config, *words], "a trace")
+    if arguments.worst is not None:
+        return _print_extremes(config, arguments.worst, arguments.json)
     from llmsys.doctor.document_trace import DocumentTracer, list_checkpoints_after, read_progress
 
     tracer = DocumentTracer(config)
@@ -65,6 +74,16 @@ def run(arguments: argparse.Namespace) -> int:
             f"{', '.join(map(str, answer['refused_steps']))}"
         )
     print(f"checkpoints trained on it: {', '.join(checkpoints) or 'none'}")
+    return 0
+
+
+def _print_extremes(config: Any, count: int, as_json: bool) -> int:
+    from llmsys.doctor.loss_extremes import format_loss_extremes, list_loss_extremes
+    from llmsys.train.remote_run import fetch_run
+
+    fetch_run(config.run.folder)
+    found = list_loss_extremes(config, count)
+    print(json.dumps(found, ensure_ascii=False) if as_json else format_loss_extremes(found))
     return 0
 
 

@@ -111,7 +111,8 @@ VERBS = {
         takes_config=False,
     ),
     "inspect": CommandSpec(
-        "verify a prepared dataset, decode samples of it, and trace tokens to their pages",
+        "verify a prepared dataset, decode samples of it, trace tokens to their pages, and show "
+        "losses by host or column",
         "llmsys inspect demo/data --samples 100",
         takes_config=False,
         runs_code=True,
@@ -144,7 +145,8 @@ VERBS = {
         runs_code=True,
     ),
     "trace": CommandSpec(
-        "list the documents of a step, or the steps and checkpoints that saw a document",
+        "list the documents of a step, the steps and checkpoints that saw a document, or the "
+        "documents with the highest loss",
         "llmsys trace train/demo step=100",
         runs_code=True,
     ),

@@ -195,6 +195,12 @@ class TrainConfig(Section):
         description="Steps between measurements of norms by layer: activations, gradients, "
         "weights, updates. 0: off.",
     )
+    record_document_losses: bool = Field(
+        False,
+        description="Record the loss of each document's tokens in every step, into "
+        "`document_losses/` of the run folder; `llmsys inspect RUN --by-loss` and `llmsys trace "
+        "--worst` read it.",
+    )
     corruption_check_every_steps: int = Field(
         0,
         ge=0,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from llmsys.data.packed_windows import PADDING, WindowBatch
 from llmsys.data.shuffle import hash_splitmix64
+from llmsys.data.target_documents import TargetDocuments
 from llmsys.model.document_lengths import DocumentLengths, build_document_lengths
 from llmsys.vocabulary.chat_tokens import StoredChats
 
@@ -60,6 +61,7 @@ class Batch:
             theirs, (B, P).
         document_lengths: Lengths of the documents, see `count_documents`.
         source_document_lengths: Lengths of the documents of the source.
+        target_documents: Document of each target, where losses are recorded by document.
         real_BT: False at padding, for batches whose padding has no document number. None:
             `documents_BT` marks it.
     """
@@ -75,6 +77,7 @@ class Batch:
     real_BT: Tensor | None = None
     document_lengths: DocumentLengths | None = None
     source_document_lengths: DocumentLengths | None = None
+    target_documents: TargetDocuments | None = None
 
     @property
     def num_valid_targets(self) -> int:
@@ -132,7 +135,7 @@ class Batch:
         return {
             name: value
             for name, value in named.items()
-            if name != "targets_BT" and value is not None
+            if name not in ("targets_BT", "target_documents") and value is not None
         }
 
     def to(self, device: torch.device) -> Self:
@@ -160,6 +163,8 @@ class Batch:
             name: value.map_tensors(change) if isinstance(value, DocumentLengths) else change(value)
             for name, value in self.to_model_inputs().items()
         }
+        if self.target_documents is not None:
+            changed["target_documents"] = self.target_documents.map_tensors(change)
         moved = replace(self, targets_BT=change(self.targets_BT), **changed)
         # Into the cache of the property: to count moved tensors would wait for their device.
         moved.__dict__["token_counts"] = self.token_counts

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmsys.data.packed_windows import SourceWindows, WindowBatch
+from llmsys.data.target_documents import RowDocuments
 from llmsys.dataset.manifest import combine_fingerprints
 from llmsys.errors import ConfigError
 
@@ -196,6 +197,19 @@ class MixtureWindows:
             here = sources == source
             costs[here] = self.sources[source].compute_attention_cost(local[here])
         return costs
+
+    def identify_documents(
+        self, numbers: NDArray[np.int64], documents: NDArray[np.int64]
+    ) -> RowDocuments:
+        """Implement `WindowDataset.identify_documents`."""
+        sources, local = self.order.locate_sequences(numbers)
+        rows = RowDocuments(sources, np.empty_like(sources), np.empty_like(documents))
+        for source in np.unique(sources).tolist():
+            here = sources == source
+            found = self.sources[source].identify_documents(local[here], documents[here])
+            rows.epochs_B[here] = found.epochs_B
+            rows.documents_BT[here] = found.documents_BT
+        return rows
 
     def list_documents(self, number: int) -> list[tuple[int, int]]:
         """Implement `WindowDataset.list_documents`."""

@@ -28,6 +28,7 @@ from llmsys.data.document_packing import Packing, pack_documents
 from llmsys.data.fill_in_middle import MARKS, MiddleFiller
 from llmsys.data.packed_windows import PADDING, WindowBatch, build_size_error
 from llmsys.data.shuffle import KeyedPermutation, derive_order_key
+from llmsys.data.target_documents import RowDocuments
 from llmsys.dataset.paged_token_shards import PagedTokenShards
 
 # Least tokens of a buffer: many documents to choose from, and about 35 MB of Python's numbers for
@@ -243,6 +244,19 @@ class FittedWindows:
         """List (0, document) of every document with tokens in the window: there is one source."""
         buffer, spans = self._get_spans(number)
         return [(0, document) for document in dict.fromkeys(buffer.documents[spans].tolist())]
+
+    def identify_documents(
+        self, numbers: NDArray[np.int64], documents: NDArray[np.int64]
+    ) -> RowDocuments:
+        """Implement `WindowDataset.identify_documents`."""
+        found = np.full_like(documents, PADDING)
+        for row, number in enumerate(numbers.tolist()):
+            buffer, spans = self._get_spans(number)
+            real = documents[row] != PADDING
+            # In a window its spans are numbered from 0.
+            found[row, real] = buffer.documents[spans][documents[row, real]]
+        epochs = numbers // self.windows_per_epoch
+        return RowDocuments(np.zeros(len(numbers), np.int64), epochs, found)
 
     def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
         """List the sequences among the first `count` of a run that have tokens of a document, in

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from llmsys.data.target_documents import RowDocuments
 from llmsys.errors import DataError
 
 # N windows, T positions
@@ -88,6 +89,21 @@ class WindowDataset(Protocol):
         Returns:
             (source, document as numbered in its shards) of each. The source is 0 without a
             mixture.
+        """
+        ...
+
+    def identify_documents(
+        self, numbers: NDArray[np.int64], documents: NDArray[np.int64]
+    ) -> RowDocuments:
+        """Return the document of each target of windows, as its dataset numbers it.
+
+        Args:
+            numbers: Numbers of the windows, (N,).
+            documents: Their document numbers without those of the last tokens, (N, T): the target
+                at a position is of the document of the token there.
+
+        Returns:
+            Source, epoch and documents.
         """
         ...
 

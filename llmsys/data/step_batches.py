@@ -7,7 +7,7 @@ Invariants:
 """
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, assert_never
 
 import numpy as np
@@ -19,6 +19,7 @@ from llmsys.data.masking import WindowTransform
 from llmsys.data.packed_windows import WindowDataset
 from llmsys.data.sequence_pairs import MakeBatch, SequencePairs
 from llmsys.data.step_plan import RunPlan
+from llmsys.data.target_documents import build_target_documents
 from llmsys.vocabulary.chat_tokens import StoredChats
 
 # N windows of a step, R data ranks, M micro-batches of a rank, S windows of a micro-batch: N = R *
@@ -171,6 +172,7 @@ class WindowStepBatches:
         masking: WindowTransform | None = None,
         deal: Literal["sequential", "balanced"] = "sequential",
         chats: StoredChats | None = None,
+        names_documents: bool = False,
     ) -> None:
         """Combine windows with the plan of a run. Nothing is read yet.
 
@@ -186,6 +188,8 @@ class WindowStepBatches:
                 Default: "sequential".
             chats: Splits stored ids, where the windows hold chats. Default: None, they hold
                 documents.
+            names_documents: Batches name the document of each target, to record losses by document.
+                Default: False.
         """
         self.windows = windows
         self.plan = plan
@@ -193,6 +197,7 @@ class WindowStepBatches:
         self.deal = deal
         self.chats = chats
         self.separate_documents = separate_documents
+        self.names_documents = names_documents
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
         """Implement `StepBatches.get_micro_batches`."""
@@ -263,6 +268,9 @@ class WindowStepBatches:
     def _build_batch(self, numbers: NDArray[np.int64]) -> Batch:
         rows = self.windows.get_rows(numbers)
         batch = build_batch(rows, separate_documents=self.separate_documents, chats=self.chats)
+        if self.names_documents:
+            identified = self.windows.identify_documents(numbers.flatten(), rows.documents[:, :-1])
+            batch = replace(batch, target_documents=build_target_documents(identified))
         return batch if self.masking is None else self.masking.mask_batch(batch, numbers.tolist())
 
 

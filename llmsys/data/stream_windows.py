@@ -29,6 +29,7 @@ from llmsys.data.packed_windows import (
     split_at_documents,
 )
 from llmsys.data.shuffle import KeyedPermutation, RowOrder, derive_order_key
+from llmsys.data.target_documents import RowDocuments
 from llmsys.dataset.paged_token_shards import PagedTokenShards
 
 # N windows, T positions
@@ -165,6 +166,17 @@ class StreamWindows(CutWindows):
             first, ends = self.stream.find_document_ends(begin, end)
             found += [(0, first + index) for index in range(len(ends))]
         return list(dict.fromkeys(found))  # one that is cut may be at both ends
+
+    def identify_documents(
+        self, numbers: NDArray[np.int64], documents: NDArray[np.int64]
+    ) -> RowDocuments:
+        """Implement `WindowDataset.identify_documents`."""
+        # Across the end of the stream numbers go on: after the last document the first one comes.
+        return RowDocuments(
+            np.zeros(len(numbers), np.int64),
+            numbers // self.windows_per_epoch,
+            documents % self.stream.num_documents,
+        )
 
     def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
         """List the windows that have tokens of a document.

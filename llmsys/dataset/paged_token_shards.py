@@ -88,6 +88,21 @@ class PagedTokenShards(TokenShards):
             for batch in range(len(file.batches.rows)):
                 yield number, batch, found.get_batch(batch)
 
+    def iter_side_column(self, column: str) -> Iterator[tuple[int, pa.Array]]:
+        """Read a column of all token files that has no tokens.
+
+        Args:
+            column: `id`, `file`, `offset`, `url_hash` or `text_bytes`.
+
+        Yields:
+            Number of the first document of a record batch, and the value of each of its documents.
+
+        Raises:
+            DataError: A file is damaged or gone.
+        """
+        for number, batch, record in self._iter_batches([column]):
+            yield self.stream.get_first_document(number, batch), record.column(column)
+
     def get_lineage(self, document: int) -> dict[str, str | int]:
         """Implement `TokenShards.get_lineage`."""
         number, batch, row = self.stream.locate_document(document)

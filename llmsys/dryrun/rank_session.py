@@ -174,9 +174,15 @@ class RankSession:
         def build_marked_loss(config: Any) -> Any:
             loss: Loss = build_loss(config)
 
-            def compute_loss(head: nn.Module | None, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+            def compute_loss(
+                head: nn.Module | None,
+                x_BTD: Tensor,
+                targets_BT: Tensor,
+                losses_BT: Tensor | None = None,
+                /,
+            ) -> Tensor:
                 self.watch.enter_loss()
-                return loss(head, x_BTD, targets_BT)
+                return loss(head, x_BTD, targets_BT, losses_BT)
 
             return compute_loss
 

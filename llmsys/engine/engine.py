@@ -20,9 +20,30 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.fsdp import reshard_parameters
 from llmsys.parallel.process_group import all_reduce_sum
 
-# (head, hidden_BTD, targets_BT) → the loss summed over all valid targets. With head None,
-# hidden_BTD holds logits.
-Loss = Callable[[nn.Module | None, Tensor, Tensor], Tensor]
+
+class Loss(Protocol):
+    """The loss at the head of a model."""
+
+    def __call__(
+        self,
+        head: nn.Module | None,
+        hidden_BTD: Tensor,
+        targets_BT: Tensor,
+        losses_BT: Tensor | None = None,
+        /,
+    ) -> Tensor:
+        """Sum the loss over all valid targets.
+
+        Args:
+            head: The output head; None: `hidden_BTD` holds logits.
+            hidden_BTD: The last states.
+            targets_BT: Targets, or IGNORED.
+            losses_BT: float32 zeros, filled with the loss of each target.
+
+        Returns:
+            The sum in nats, with autograd.
+        """
+        ...
 
 
 # (loss in nats per target, gradient norm before clipping) → whether the step may change the

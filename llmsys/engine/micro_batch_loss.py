@@ -51,10 +51,25 @@ def compute_loss_share(
     def compute_head_loss(head: nn.Module | None, x_BTD: Tensor, places: int) -> Tensor:
         targets_BT = shift_targets(batch, places)
         targets_BT = targets_BT if sharding is None else sharding.shard_targets(targets_BT, batch)
+        # The loss of the run has no part of multi-token prediction.
+        recorded = batch.target_documents if places == 0 else None
+        spans_BT = None
+        if recorded is not None:
+            spans_BT = recorded.spans_BT
+            spans_BT = spans_BT if sharding is None else sharding.shard_positions(spans_BT)
         # On the host the loss selects the rows (train/cross_entropy.py).
         if head is not None and not is_on_host(x_BTD):
-            x_BTD, targets_BT = select_valid_positions(x_BTD, targets_BT, batch.num_valid_targets)
-        return loss(head, x_BTD, targets_BT)
+            max_valid = batch.num_valid_targets
+            if spans_BT is not None:
+                spans_BT = select_valid_spans(spans_BT, targets_BT, max_valid)
+            x_BTD, targets_BT = select_valid_positions(x_BTD, targets_BT, max_valid)
+        if recorded is None or spans_BT is None:
+            return loss(head, x_BTD, targets_BT)
+        losses_BT = torch.zeros(targets_BT.shape, dtype=torch.float32, device=targets_BT.device)
+        nats = loss(head, x_BTD, targets_BT, losses_BT)
+        valid_N = targets_BT.flatten() != IGNORED
+        recorded.sums.add_losses(losses_BT.flatten(), valid_N, spans_BT.flatten())
+        return nats
 
     nats = forward(**batch.to_model_inputs(), finish=compute_head_loss, **stage)
     total = nats + compute_mtp_loss(model)
@@ -124,16 +139,39 @@ def select_valid_positions(
         (1, N, D) and (1, N): all valid positions in their order, then position 0 with targets
         IGNORED. The arguments themselves where nothing can be left out.
     """
+    if (index_N := _find_valid_positions(targets_BT, max_valid)) is None:
+        return x_BTD, targets_BT
+    place_N = index_N.clamp(min=0)
+    targets_N = targets_BT.flatten().index_select(0, place_N).where(index_N >= 0, IGNORED)
+    return x_BTD.flatten(0, 1).index_select(0, place_N)[None], targets_N[None]
+
+
+def select_valid_spans(spans_BT: Tensor, targets_BT: Tensor, max_valid: int) -> Tensor:
+    """Select the spans of the targets that `select_valid_positions` returns.
+
+    Args:
+        spans_BT: Span of each target.
+        targets_BT: Targets, or IGNORED.
+        max_valid: As there.
+
+    Returns:
+        (1, N), in the order of the selected targets; `spans_BT` itself where all are.
+    """
+    if (index_N := _find_valid_positions(targets_BT, max_valid)) is None:
+        return spans_BT
+    return spans_BT.flatten().index_select(0, index_N.clamp(min=0))[None]
+
+
+def _find_valid_positions(targets_BT: Tensor, max_valid: int) -> Tensor | None:
+    """Return the positions with a target, then -1, (N,); None where nothing can be left out."""
     positions = targets_BT.numel()
     increment = max(1, positions // 16)
     # In steps of a sixteenth: few different shapes.
     size = -(-max_valid // increment) * increment
     if size >= positions:
-        return x_BTD, targets_BT
-    index_N = torch.nonzero_static(targets_BT.flatten() != IGNORED, size=size, fill_value=-1)[:, 0]
-    place_N = index_N.clamp(min=0)
-    targets_N = targets_BT.flatten().index_select(0, place_N).where(index_N >= 0, IGNORED)
-    return x_BTD.flatten(0, 1).index_select(0, place_N)[None], targets_N[None]
+        return None
+    index_N1 = torch.nonzero_static(targets_BT.flatten() != IGNORED, size=size, fill_value=-1)
+    return index_N1[:, 0]
 
 
 def compute_mtp_loss(model: Transformer) -> Tensor:

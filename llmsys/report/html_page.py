@@ -14,6 +14,7 @@ Invariants:
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -22,6 +23,8 @@ from typing import Any
 from markupsafe import Markup
 
 from llmsys import __version__
+from llmsys.config.data import DataConfig
+from llmsys.dataset.loss_parts import list_loss_parts
 from llmsys.dataset.manifest import MANIFEST_NAME, Manifest, load_manifest
 from llmsys.errors import DataError
 from llmsys.log import get_logger
@@ -93,6 +96,7 @@ def write_report(
     data_folder: Path | None,
     output: Path | None = None,
     reload_seconds: float | None = None,
+    data: DataConfig | None = None,
 ) -> Path:
     """Write the report of a run, of a dataset, or of both on one page.
 
@@ -102,6 +106,8 @@ def write_report(
         data_folder: Folder with manifest.json; None for a run alone.
         output: The HTML file; by default report.html in the run folder, else in the dataset folder.
         reload_seconds: Interval at which an open page loads itself again; None: never.
+        data: The `data:` section of the run, for losses by document; None: without them, because
+            their documents are read anew for each page.
 
     Returns:
         Path of the HTML file.
@@ -122,7 +128,15 @@ def write_report(
     path = (
         output or (run_folder if run_folder is not None else data_folder or Path()) / "report.html"
     )
-    page = render_report(run, manifest, data_notes, reload_seconds).encode(
+    losses: list[ReportSection] = []
+    if data is not None and run_folder is not None and list_loss_parts(run_folder):
+        # Not at the top: the page of a run without losses reads no documents.
+        from llmsys.report.losses_section import build_losses_section
+
+        section, notes = build_losses_section(run_folder, data)
+        losses = [] if section is None else [section]
+        data_notes += notes
+    page = render_report(run, manifest, data_notes, reload_seconds, losses).encode(
         "utf-8", errors="replace"
     )
     write_bytes_atomically(path, page)
@@ -145,8 +159,12 @@ def render_report(
     manifest: Manifest | None,
     notes: list[str] | None = None,
     reload_seconds: float | None = None,
+    further: Sequence[ReportSection] = (),
 ) -> str:
-    """Return the page as text, from a run, a dataset or both, with notes on missing parts."""
+    """Return the page as text, from a run, a dataset or both, with notes on missing parts.
+
+    `further` sections follow those of the run.
+    """
     numbers: Numbers = []
     parts: list[ReportSection] = []
     origin: list[Markup] = []
@@ -154,6 +172,7 @@ def render_report(
     if run is not None:
         numbers += build_run_numbers(run)
         parts += build_run_sections(run, _find_tokens_per_byte(run, manifest))
+        parts += further
         origin.append(build_run_origin(run))
         notes = run.notes + _list_data_warnings(run, manifest) + notes
     if manifest is not None:

@@ -19,6 +19,8 @@ from llmsys.errors import CheckpointFormatError, DataError, FormatError
 VERSION_KEY = "format_version"
 # Key of name and version in the metadata of an Arrow schema: b"documents 2".
 ARROW_KEY = b"llmsys.format"
+# Folder of the losses by document in a run folder.
+LOSSES_FOLDER = "document_losses"
 # The last release that wrote formats below those of this file. It stored no version in most of
 # them.
 EARLIER_RELEASE = "0.1"
@@ -150,6 +152,14 @@ EVENTS = StoredFormat(
     "`report`, `watch`, `compare`, `trace`, `replay`, `reconcile`",
     "write them in a new folder: run.folder=FOLDER or data.folder=FOLDER",
 )
+DOCUMENT_LOSSES = StoredFormat(
+    "document losses",
+    1,
+    f"{LOSSES_FOLDER}/*.arrow of a run",
+    _SCHEMA,
+    "`inspect --by-loss`, `trace --worst`, `report`",
+    _TRAIN_AGAIN,
+)
 CHECKPOINT = StoredFormat(
     "checkpoint",
     4,
@@ -209,6 +219,7 @@ FORMATS = (
     RUN_CONFIG,
     RUN_ENVIRONMENT,
     EVENTS,
+    DOCUMENT_LOSSES,
     CHECKPOINT,
     CHECKPOINT_METADATA,
     CHECKPOINT_INDEX,

@@ -128,6 +128,7 @@ def _build_window_steps(
         masking=masking,
         deal=config.batch.assignment,
         chats=chats,
+        names_documents=config.train.record_document_losses,
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from llmsys.config.run import RunConfig
 from llmsys.data.dataloader import StepLoader
 from llmsys.data.step_batches import StepBatches
+from llmsys.dataset.loss_parts import truncate_loss_parts
 from llmsys.engine.engine import Engine
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.pipeline_stages import cut_layers
@@ -61,6 +62,7 @@ from llmsys.train.corruption_check import build_corruption_check, require_compar
 from llmsys.train.evaluator import EvaluationResult, RowRanks
 from llmsys.train.gradient_noise_scale import build_noise_scale_meter
 from llmsys.train.initial_state import find_resume_point, resume_from_checkpoint
+from llmsys.train.loss_recorder import DocumentLossRecorder
 from llmsys.train.metric_logger import MetricLogger, Trackers
 from llmsys.train.norm_meter import NormMeter
 from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
@@ -235,6 +237,7 @@ def build_trainer(
     every_steps = config.train.norms_every_steps
     norm_meter = NormMeter(every_steps, engine) if every_steps else None
     consistency = _build_consistency_check(config, engine, meshes)
+    recorder = _build_loss_recorder(config, dataset, start.steps)
     loader = StepLoader(steps, pinned=device.type == "cuda")
 
     def sample_prompts() -> list[dict[str, str]]:
@@ -261,7 +264,14 @@ def build_trainer(
         ),
         control=control,
         observability=Observability(
-            metric_logger, step_meter, growth.meter, profiler, norm_meter, check, consistency
+            metric_logger,
+            step_meter,
+            growth.meter,
+            profiler,
+            norm_meter,
+            check,
+            consistency,
+            recorder,
         ),
         steps_done=start.steps,
         is_resumed=start.resumed is not None,
@@ -321,6 +331,19 @@ def _build_consistency_check(
         cut=cut,
         expert_rank=0 if meshes.expert is None else meshes.expert.get_local_rank(),
     )
+
+
+def _build_loss_recorder(
+    config: RunConfig, dataset: RunData, steps: int
+) -> DocumentLossRecorder | None:
+    """Return the recorder of losses by document, or None where they are not recorded."""
+    place = get_rank(), get_world_size()
+    # Also without a recorder: the steps that follow are not those of an earlier attempt.
+    truncate_loss_parts(config.run.folder, steps, *place)
+    if not config.train.record_document_losses:
+        return None
+    fingerprints = [source.fingerprint for source in dataset.sources]
+    return DocumentLossRecorder(config.run.folder, *place, fingerprints)
 
 
 def _build_control(config: RunConfig, stack: contextlib.ExitStack) -> RunControl:

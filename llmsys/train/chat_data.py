@@ -26,6 +26,9 @@ def get_stored_chats(config: RunConfig, dataset: RunData) -> StoredChats | None:
         config: the config of the run.
         dataset: its data.
 
+    Returns:
+        How stored ids are split, or None.
+
     Raises:
         ConfigError: another objective, or windows without borders of documents, would not keep
             answers apart.

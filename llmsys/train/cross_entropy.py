@@ -34,7 +34,11 @@ LOGITS_ON_CPU = 1 << 19  # 2 MiB of float32, which stay in cache
 
 
 def compute_sequence_losses(
-    logits_BTV: Tensor, targets_BT: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
+    logits_BTV: Tensor,
+    targets_BT: Tensor,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    losses_BT: Tensor | None = None,
 ) -> Tensor:
     """Return the cross entropy in nats, summed over the valid targets of each sequence.
 
@@ -47,12 +51,15 @@ def compute_sequence_losses(
             each other class.
         z_loss: weight of the squared log-sum-exp of each token's logits (PaLM, arXiv:2204.02311,
             5), added to its loss.
+        losses_BT: float32, filled with the loss of each target.
 
     Returns:
         float32 (B,).
     """
     flat = logits_BTV.flatten(0, -2), targets_BT.flatten()
     losses_N: Tensor = _TokenLosses.apply(*flat, label_smoothing, z_loss)  # type: ignore[no-untyped-call]
+    if losses_BT is not None:
+        losses_BT.copy_(losses_N.detach().view(targets_BT.shape))
     return losses_N.view(targets_BT.shape).sum(1)
 
 
@@ -166,6 +173,7 @@ def compute_linear_cross_entropy(
     targets_BT: Tensor,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
+    losses_BT: Tensor | None = None,
 ) -> Tensor:
     """Return the loss of `head(x_BTD)` summed over all valid targets, a float32 scalar.
 
@@ -175,6 +183,7 @@ def compute_linear_cross_entropy(
         targets_BT: classes, or IGNORED.
         label_smoothing: see `compute_sequence_losses`.
         z_loss: see `compute_sequence_losses`.
+        losses_BT: float32 zeros, filled with the loss of each valid target.
     """
     # Indexing with a mask makes the host wait for an accelerator. There the engine has left out
     # most rows without a target, and the loss masks the others.
@@ -191,8 +200,15 @@ def compute_linear_cross_entropy(
             pass
         case unreachable:
             assert_never(unreachable)
+    losses_N = (
+        None
+        if losses_BT is None
+        else torch.empty(len(targets_N), dtype=torch.float32, device=targets_N.device)
+    )
     arguments = x_ND, head.weight, head.bias, fixed_V, targets_N, label_smoothing, z_loss, softcap
-    loss: Tensor = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+    loss: Tensor = _LinearCrossEntropy.apply(*arguments, losses_N)  # type: ignore[no-untyped-call]
+    if losses_BT is not None and losses_N is not None:
+        losses_BT[rows] = losses_N if is_on_host(x_BTD) else losses_N.view(losses_BT.shape)
     return loss
 
 
@@ -205,15 +221,20 @@ def build_training_loss(config: LossConfig) -> Loss:
 
     Returns:
         A function of the head, the last states (B, T, D) and the targets (B, T), which sums the
-        losses
-        of all targets; without a head the states are logits.
+        losses of all targets; without a head the states are logits.
     """
-    shape = {"label_smoothing": config.label_smoothing, "z_loss": config.z_loss}
+    weights = config.label_smoothing, config.z_loss
 
-    def compute_loss(head: nn.Module | None, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+    def compute_loss(
+        head: nn.Module | None,
+        x_BTD: Tensor,
+        targets_BT: Tensor,
+        losses_BT: Tensor | None = None,
+        /,
+    ) -> Tensor:
         if isinstance(head, LmHead | MlmHead):
-            return compute_linear_cross_entropy(head, x_BTD, targets_BT, **shape)
-        return compute_sequence_losses(x_BTD, targets_BT, **shape).sum()
+            return compute_linear_cross_entropy(head, x_BTD, targets_BT, *weights, losses_BT)
+        return compute_sequence_losses(x_BTD, targets_BT, *weights, losses_BT).sum()
 
     return compute_loss
 
@@ -234,6 +255,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         smoothing: float,
         z_weight: float,
         softcap: float | None,
+        losses_N: Tensor | None,
     ) -> Tensor:
         needs_gradient = any(ctx.needs_input_grad[:3])
         total = torch.zeros((), dtype=torch.float32, device=x_ND.device)
@@ -248,9 +270,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 None if softcap is None or not needs_gradient else 1 - (logits / softcap).square_()
             )
             # The gradient overwrites the logits, which saves one block of memory.
-            total += compute_token_losses(
+            losses = compute_token_losses(
                 logits, targets_N[rows], smoothing, z_weight, logits if needs_gradient else None
-            ).sum()
+            )
+            if losses_N is not None:
+                losses_N[rows] = losses
+            total += losses.sum()
             if dx_ND is None:
                 continue
             gradient = logits if softcap_slope is None else logits.mul_(softcap_slope)
@@ -275,7 +300,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_dtype, bias_dtype = ctx.dtypes
         dweight_VD = _scale(dweight_VD, factor, weight_dtype)
         dbias_V = None if dbias_V is None else dbias_V.mul_(factor).to(bias_dtype)
-        return dx_ND.mul_(factor.to(dx_ND.dtype)), dweight_VD, dbias_V, None, None, None, None, None
+        return dx_ND.mul_(factor.to(dx_ND.dtype)), dweight_VD, dbias_V, *[None] * 6
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, num_blocks: int) -> Tensor:

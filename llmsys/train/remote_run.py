@@ -30,6 +30,7 @@ from llmsys.storage.folder_upload import (
 from llmsys.storage.object_lock import LOCK_FOLDER, ObjectLock
 from llmsys.storage.object_store import RemoteObject, open_object_folder
 from llmsys.storage.paths import find_folder_url
+from llmsys.storage.stored_formats import LOSSES_FOLDER
 from llmsys.train.checkpoint_record import CHECKPOINT_NAME, RECORD, list_checkpoints
 
 CHECKPOINTS = "checkpoints"
@@ -107,14 +108,16 @@ class RemoteRun:
             record.add(name, self.objects.upload(path, name), read_stamp(path))
 
     def upload(self) -> str:
-        """Upload what changed, and delete the checkpoints that are here no longer. For rank 0."""
+        """Upload what changed, and delete the checkpoints and losses by document that are here no
+        longer. For rank 0.
+        """
         if self.lock is not None:
             self.lock.require_held()
         objects = self.objects.list_objects()
         record = UploadRecord(self.folder)
         names = sorted(_iter_files(self.folder))
         present = set(names)
-        gone = [name for name in objects if _find_step(name) is not None and name not in present]
+        gone = [name for name in objects if _is_deleted_here(name) and name not in present]
         for name in sorted(gone, key=lambda name: not name.endswith(RECORD)):
             self.objects.delete(name)
         changed = list_changed(record, names, objects)
@@ -191,6 +194,13 @@ def _find_step(name: str) -> int | None:
         CHECKPOINT_NAME.fullmatch(parts[1]) if len(parts) == 3 and parts[0] == CHECKPOINTS else None
     )
     return None if match is None else int(match[1])
+
+
+def _is_deleted_here(name: str) -> bool:
+    """Return whether a run deletes such a file: a checkpoint, or losses of steps that are trained
+    again.
+    """
+    return _find_step(name) is not None or name.startswith(f"{LOSSES_FOLDER}/")
 
 
 def _group_checkpoints(objects: dict[str, RemoteObject]) -> dict[int, dict[str, RemoteObject]]:

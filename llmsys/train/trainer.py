@@ -222,6 +222,7 @@ class Trainer:
     def _save_checkpoint(self, evaluated: EvaluationResult | None = None) -> None:
         self.control.watchdog.report_phase(self.steps_done, "saving")
         self.observability.step_meter.mark_other_work()
+        self.observability.flush_records()
         state = self.engine.get_state()
         hashes = hash_state_if_bitwise(self.config, state)
         if hashes:
@@ -280,6 +281,7 @@ class Trainer:
         before = self.tokens_done
         record = self.checkpointing.rewind(self.engine, self.control.step_guard, number)
         self.steps_done = int(record["steps"])
+        self.observability.rewind_records(self.steps_done)
         self.control.batch_growth.load_record(record)
         self._set_config(set_doublings(self.config, record))
         progress.advance(self.tokens_done - before)

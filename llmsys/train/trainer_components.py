@@ -25,6 +25,7 @@ from llmsys.train.corruption_check import CorruptionCheck
 from llmsys.train.evaluator import Evaluator
 from llmsys.train.expert_load import ExpertLoad
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
+from llmsys.train.loss_recorder import DocumentLossRecorder
 from llmsys.train.metric_logger import MetricLogger
 from llmsys.train.norm_meter import NormMeter
 from llmsys.train.step_guard import StepGuard
@@ -160,6 +161,7 @@ class Observability:
     norm_meter: NormMeter | None = None
     corruption_check: CorruptionCheck | None = None
     consistency_check: ConsistencyCheck | None = None
+    loss_recorder: DocumentLossRecorder | None = None
 
     def record_profile(self, number: int) -> AbstractContextManager[None]:
         """Return a context that records step `number`, counted from 1, where it was chosen."""
@@ -173,6 +175,8 @@ class Observability:
             self.corruption_check.begin_step(step)
         if self.norm_meter is not None:
             self.norm_meter.begin_step(step + 1)
+        if self.loss_recorder is not None:
+            self.loss_recorder.begin_step(step, batches)
         return (
             batches
             if self.noise_scale_meter is None
@@ -180,9 +184,23 @@ class Observability:
         )
 
     def end_step(self, result: StepResult) -> None:
-        """Update the gradient noise scale with the result of a step."""
+        """Update the gradient noise scale with the result of a step, and record its losses by
+        document.
+        """
+        if self.loss_recorder is not None:
+            self.loss_recorder.end_step(result)
         if self.noise_scale_meter is not None:
             self.noise_scale_meter.end_step(result)
+
+    def flush_records(self) -> None:
+        """Write what is recorded of each step, before a checkpoint is saved."""
+        if self.loss_recorder is not None:
+            self.loss_recorder.flush()
+
+    def rewind_records(self, steps: int) -> None:
+        """Drop what is recorded of the steps after a checkpoint that the run has returned to."""
+        if self.loss_recorder is not None:
+            self.loss_recorder.rewind(steps)
 
     def compare_gradients(self, number: int) -> None:
         """Compare the gradients of step `number`, counted from 1, with those of their repetition,

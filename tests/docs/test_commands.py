@@ -66,7 +66,8 @@ EXACT = {"show", "estimate", "scale"}
 # a chat ends with Ctrl-C
 PARSED_ONLY = {"plan", "dryrun", "doctor", "launch", "preflight", "demo", "chat"}
 # An export is compared with what transformers loads in tests/llmsys/convert.
-COMPILED_ONLY = ("import AutoModelForCausalLM",)
+# DuckDB and polars are tested in tests/data_pipeline/inspection/test_loss_groups.py.
+COMPILED_ONLY = ("import AutoModelForCausalLM", "import duckdb")
 # What a small run takes instead of what the pages say.
 MINE = (
     "tokenizer.vocab_size=400 model.vocab_size=400 model.hidden_size=16 "

@@ -13,6 +13,9 @@ import shutil
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from llmsys import __version__
 from llmsys.config.loading.config_files import format_recorded_config
@@ -20,6 +23,7 @@ from llmsys.config.loading.yaml_files import dump_yaml
 from llmsys.convert.conversion_record import describe_origin
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.dataset.loss_parts import LOSS_SCHEMA, write_loss_part
 from llmsys.doctor.toy_dataset import build_toy_config
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.events import EventWriter
@@ -71,6 +75,7 @@ def write_run(folder: Path) -> None:
     with EventWriter(folder / "events.jsonl") as events:
         for fields in EVENTS:
             events.write("step", **fields)
+    write_losses(folder)
     save(folder / "checkpoints", 1)
     run_ranks(_save_on_rank, 2, folder / "checkpoints")
     origin = describe_origin("toy", folder / "checkpoints" / "step-00000001")
@@ -78,6 +83,18 @@ def write_run(folder: Path) -> None:
     assert (folder / "config.yaml").read_text() == format_recorded_config(
         config.model_dump(mode="json")
     )
+
+
+def write_losses(folder: Path) -> None:
+    """Write the losses of two documents in a step."""
+    columns: dict[str, list[Any]] = {
+        "step": [2, 2],
+        "source": [0, 0],
+        "epoch": [0, 0],
+        "document": [4, 7],
+    }
+    columns |= {"tokens": [3, 5], "nats": [4.5, 12.25], "applied": [True, True]}
+    write_loss_part(folder, 0, pa.record_batch(columns, schema=LOSS_SCHEMA), ["abc"])
 
 
 def _drop_machine(path: Path) -> None:

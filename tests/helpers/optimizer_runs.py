@@ -39,10 +39,17 @@ class Loss:
         self.skips = skips
         self._masked = build_training_loss(LossConfig())
 
-    def __call__(self, head: nn.Module | None, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+    def __call__(
+        self,
+        head: nn.Module | None,
+        hidden_BTD: Tensor,
+        targets_BT: Tensor,
+        losses_BT: Tensor | None = None,
+        /,
+    ) -> Tensor:
         if self.skips and self.step == WITHOUT_HEAD:
             return (hidden_BTD.float().square().sum(-1) * (targets_BT != IGNORED)).sum()
-        return self._masked(head, hidden_BTD, targets_BT)
+        return self._masked(head, hidden_BTD, targets_BT, losses_BT)
 
 
 def build_engine(kind: str, loss: Loss, optimizer: OptimizerConfig) -> Engine:

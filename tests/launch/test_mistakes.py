@@ -395,7 +395,7 @@ COMMANDS = [
     ("prepare train/demo --until token", "invalid choice: 'token'", ""),
     ("prepare model/llama-7b", "is a bare model, but a run config is needed", ""),
     ("train model/llama-7b", "let llmsys init model/llama-7b write one", ""),
-    ("trace train/demo", "Give exactly one of step=N, url=URL or document=ID", ""),
+    ("trace train/demo", "Give exactly one of step=N, url=URL, document=ID or --worst N", ""),
     ("trace train/demo step=first", "step=first is not a step. Use a number", ""),
     ("replay train/demo", "Give the step to replay: step=N", ""),
     ("convert nowhere out", "nowhere is not a folder. Name a Hugging Face folder or a run folder",
@@ -445,8 +445,8 @@ COMMANDS = [
         ""),
     ("inspect dataset --samples 0", "--samples: 0 is too small: the minimum is 1", ""),
     ("inspect dataset --limit all", "'all' is not a whole number. Use digits, such as 8", ""),
-    ("inspect dataset --document -1", "unrecognized arguments: --document -1. Known: --dropped",
-        ""),
+    ("inspect dataset --document -1",
+        "unrecognized arguments: --document -1. Known: --by-loss, --dropped", ""),
     ("prepare train/demo data.inputs=[s3://]", "s3:// names no bucket. Write "
     "s3://BUCKET/FOLDER/FILE", ""),
     ("prepare train/demo data.inputs=[s3:///a.warc.gz]", "s3:///a.warc.gz names no bucket. Write "

@@ -10,6 +10,7 @@ import pyarrow as pa
 from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, build_document_schema
 from llmsys.data_pipeline.dedup.dedup_index import INDEX_KEY_SCHEMA
 from llmsys.data_pipeline.pairs.read import PAIR_SCHEMA
+from llmsys.dataset.loss_parts import LOSS_SCHEMA
 from llmsys.dataset.manifest import Manifest
 from llmsys.dataset.token_file import INDEX_SCHEMA
 from llmsys.estimate.cluster_costs import ClusterCosts
@@ -36,6 +37,11 @@ SCHEMAS = (
         build_token_schema("uint16"),
     ),
     ("tokens/*.index", "The token files of a split.", INDEX_SCHEMA),
+    (
+        "document_losses/*.arrow of a run",
+        "Losses by document, one row per run of targets that a rank computed (zstd).",
+        LOSS_SCHEMA,
+    ),
     ("index/*.arrow", "Keys of kept documents for later datasets.", INDEX_KEY_SCHEMA),
 )
 # Files whose layout is described where the code reads and writes them; torch is not imported for a

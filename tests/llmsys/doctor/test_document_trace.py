@@ -147,7 +147,7 @@ def test_a_document_without_url_is_not_called_gone(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Give exactly one of step=N, url=URL or document=ID."),
+        ([], "Give exactly one of step=N, url=URL, document=ID or --worst N."),
         (["step=x"], "step=x is not a step"),
         (["step=999"], "step=999 is not a step of this run, which has"),
         (["url=http://nowhere/"], "http://nowhere/ is not in the training shards"),

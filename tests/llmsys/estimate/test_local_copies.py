@@ -50,7 +50,7 @@ def test_bytes_of_a_parameter_are_those_of_each_copy(
 
 
 def price(
-    model: str, engine: EngineConfig, program: str | None = None, *, layers: int, length: int
+    model: str, engine: EngineConfig, layers: int, length: int, program: str | None = None
 ) -> dict[str, float]:
     config = RunConfig.model_validate(
         {
@@ -66,21 +66,20 @@ def price(
 
 
 def test_copies_of_fsdp_on_one_rank_take_as_long_as_measured() -> None:
-    one = {"layers": 4, "length": 8192}
+    llama = "model/llama3.1-8b"
     # docs/measurements/model.md: 50 of 315 ms.
-    assert price("model/llama3.1-8b", FSDP, **one)["copies"] == pytest.approx(0.050, rel=0.15)
-    assert price("model/llama3.1-8b", PLAIN, **one)["copies"] < 0.02
+    assert price(llama, FSDP, 4, 8192)["copies"] == pytest.approx(0.050, rel=0.15)
+    assert price(llama, PLAIN, 4, 8192)["copies"] < 0.02
     # What other programs copy is in what was fitted.
-    assert price("model/llama3.1-8b", FSDP, "torchtitan", **one)["copies"] == 0
+    assert price(llama, FSDP, 4, 8192, "torchtitan")["copies"] == 0
 
 
 def test_a_small_model_waits_for_the_hooks_of_its_wrapper() -> None:
-    one = {"layers": 12, "length": 2048}
     waits = [
-        price("model/qwen2.5-0.5b", engine, **one)["host"]
+        price("model/qwen2.5-0.5b", engine, 12, 2048)["host"]
         for engine in (PLAIN, DDP, fsdp(reshard="after_step"), FSDP)
     ]
     assert waits == sorted(waits)
     assert waits[0] < 0.4 * waits[-1]
     # Long kernels hide all of it.
-    assert price("model/llama3.1-8b", FSDP, layers=4, length=8192)["host"] == 0
+    assert price("model/llama3.1-8b", FSDP, 4, 8192)["host"] == 0

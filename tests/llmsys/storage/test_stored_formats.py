@@ -24,6 +24,7 @@ from llmsys.config.loading.load import load_run_config
 from llmsys.convert.conversion_record import read_conversion_record
 from llmsys.data_pipeline.core.journal import Journal
 from llmsys.data_pipeline.dedup.dedup_index import load_earlier_dataset
+from llmsys.dataset.loss_parts import read_loss_parts
 from llmsys.dataset.token_shards import open_tokens, read_batches, verify_checksums
 from llmsys.errors import CheckpointFormatError, FormatError
 from llmsys.estimate.device_profile import load_device_profile
@@ -38,6 +39,7 @@ from llmsys.storage.stored_formats import (
     DEDUP_INDEX,
     DEDUP_KEYS,
     DEVICE_PROFILE,
+    DOCUMENT_LOSSES,
     DOCUMENTS,
     DROPPED,
     EVENTS,
@@ -78,6 +80,7 @@ SAMPLES: dict[StoredFormat, str] = {
     RUN_CONFIG: "run/config.yaml",
     RUN_ENVIRONMENT: "run/environment.json",
     EVENTS: "run/events.jsonl",
+    DOCUMENT_LOSSES: "run/document_losses/step-00000002-00000002.rank-00000.arrow",
     CHECKPOINT: "run/checkpoints/step-00000001/state.json",
     CHECKPOINT_METADATA: "run/checkpoints/step-00000001/metadata.json",
     CHECKPOINT_INDEX: "run/checkpoints/step-00000002/__0_0.index",
@@ -121,6 +124,16 @@ def test_a_file_of_every_format_has_its_version(samples: Path, stored: StoredFor
 
 def test_names_of_formats_differ() -> None:
     assert len({stored.name for stored in FORMATS}) == len(FORMATS) == len(SAMPLES)
+
+
+def test_frozen_losses_are_read(samples: Path) -> None:
+    (rows,) = read_loss_parts(samples / "run", ["abc"])
+    assert rows.to_pylist() == [
+        {"step": 2, "source": 0, "epoch": 0, "document": 4, "tokens": 3, "nats": 4.5,
+            "applied": True},
+        {"step": 2, "source": 0, "epoch": 0, "document": 7, "tokens": 5, "nats": 12.25,
+            "applied": True},
+    ]  # fmt: skip
 
 
 def test_a_frozen_dataset_is_read_with_the_same_tokens_in_the_same_order(samples: Path) -> None:

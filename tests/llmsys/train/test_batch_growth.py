@@ -208,6 +208,7 @@ def test_a_rewind_goes_back_to_the_averages_and_doublings_of_its_checkpoint() ->
     config, records = grow(range(1, 17), CONFIG, growth)
     record = json.loads(records[8]) | {"steps": 8}
     configs: list[RunConfig] = []
+    rewound: list[int] = []
     trainer = SimpleNamespace(
         config=config,
         tokens_done=0,
@@ -215,7 +216,8 @@ def test_a_rewind_goes_back_to_the_averages_and_doublings_of_its_checkpoint() ->
         checkpointing=SimpleNamespace(rewind=lambda *_: record),
         control=SimpleNamespace(batch_growth=growth, step_guard=None),
         observability=SimpleNamespace(
-            metric_logger=SimpleNamespace(log_event=lambda *_, **__: None)
+            metric_logger=SimpleNamespace(log_event=lambda *_, **__: None),
+            rewind_records=rewound.append,
         ),
         _set_config=configs.append,
     )
@@ -223,6 +225,7 @@ def test_a_rewind_goes_back_to_the_averages_and_doublings_of_its_checkpoint() ->
         cast(Any, trainer), 17, cast(Any, SimpleNamespace(advance=lambda _: None))
     )
     assert (trainer.steps_done, configs) == (8, [set_doublings(CONFIG, record)])
+    assert rewound == [8]
     assert growth.build_record(configs[0]) == json.loads(records[8])
 
 

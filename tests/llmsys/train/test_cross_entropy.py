@@ -106,7 +106,8 @@ def test_the_heads_gradient_is_summed_in_one_copy(monkeypatch: pytest.MonkeyPatc
     head = torch.nn.Linear(width, vocabulary, bias=False, dtype=torch.bfloat16)
     x_ND = torch.randn(48, width, dtype=torch.bfloat16, requires_grad=True)
     with Followed(x_ND, head.weight) as followed:
-        arguments = head.weight, None, None, torch.zeros(48, dtype=torch.long), 0.0, 0.0, None
+        targets_N = torch.zeros(48, dtype=torch.long)
+        arguments = head.weight, None, None, targets_N, 0.0, 0.0, None, None
         cross_entropy._LinearCrossEntropy.apply(x_ND, *arguments)
     element = vocabulary * width
     # The sum in float32 and one block's part; the blocks of logits are small.

@@ -56,6 +56,8 @@ from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.data_parallel_choice import resolve_data_parallel_for_profile
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.peak_memory import find_largest_micro_batch
+from llmsys.estimate.pipeline_stages import list_rank_stages
+from llmsys.estimate.rank_parameters import PipelineStage
 from llmsys.estimate.software_profile import MemoryProfile, has_triton
 from llmsys.model.transformer import Transformer
 from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
@@ -113,6 +115,17 @@ class RankSession:
         self.step = 0
         self.signatures = CompiledSignatures()
         self.watch = OperationWatch(self.recorder)
+
+    @property
+    def stage(self) -> PipelineStage:
+        """The layers and the ends of the model that this rank has; all without a pipeline."""
+        config = self.config
+        if self.layout.pipeline == 1:
+            return PipelineStage(frozenset(range(config.model.num_hidden_layers)), True, True, 1.0)
+        stages = list_rank_stages(
+            config.model, self.layout, config.batch.sequence_length, self.num_micro_batches
+        )
+        return stages[self.request.rank // self.layout.ranks_per_stage]
 
     def _resolve_micro_sequences(self, config: RunConfig) -> RunConfig:
         if config.batch.micro_sequences != "auto":

@@ -233,6 +233,28 @@ def count_flops(
     )
 
 
+def list_attention_flops(
+    model: ModelConfig, sequence_length: int, sequences: int, documents: Sequence[int] = ()
+) -> list[int]:
+    """Count the forward operations of self-attention layer by layer, as `causal` counts them.
+
+    Args:
+        model: a model of one stack.
+        sequence_length: tokens of a window.
+        sequences: windows of the batch.
+        documents: lengths in tokens of packed documents, repeated until a window is full.
+
+    Returns:
+        Operations of scores and weighted sums of each layer, then of each prediction module.
+    """
+    packed = _PackedSequence(sequence_length, documents, exact=True)
+    layers = len([*_iter_attention_layers(model)])
+    # Those of distances come first, for all layers, then scores.
+    found = [*_iter_self_attention_flops(model, packed)]
+    pairs = zip(found[:layers], found[layers:], strict=True)
+    return [sequences * (distances + scores) for distances, scores in pairs]
+
+
 def _count_weight_multiplications(
     rows: Iterable[ParameterTensor], vectors: dict[Input, int]
 ) -> int:

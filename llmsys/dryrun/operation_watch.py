@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from llmsys.dryrun.categories import BACKWARD, FORWARD, GATHERED, LOSS, REDUCED, SAVED
-from llmsys.dryrun.collective_log import exchange_known
+from llmsys.dryrun.collective_log import OPTIMIZER, exchange_known
 from llmsys.dryrun.host_waits import HostWaitLog
 from llmsys.dryrun.kernel_flops import count_attention_flops, count_kernel_flops
 from llmsys.dryrun.known_values import (
@@ -204,7 +204,9 @@ class OperationWatch(TorchDispatchMode):
         recorder = self.recorder
         repeated = self.recorder.phase.repeated
         sized = [*tensors, *(one for one in tree_leaves(outputs) if isinstance(one, Tensor))]
-        recorder.collectives.record(func, args, kwargs, sized, repeated)
+        is_update = recorder.phase.name.endswith(": optimizer")
+        part = OPTIMIZER if is_update else repeated
+        recorder.collectives.record(func, args, kwargs, sized, part)
         if not is_on_device or func.namespace == "prim":
             return
         recorder.operations[repeated, name] += 1

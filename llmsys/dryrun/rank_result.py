@@ -15,6 +15,7 @@ from typing import Any
 from llmsys.config.attention_device import AttentionDevice
 from llmsys.config.run import RunConfig
 from llmsys.dryrun.categories import SAVED
+from llmsys.dryrun.collective_check import compare_collectives
 from llmsys.dryrun.kernel_flops import count_backward_channels, count_forward_channels
 from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
 from llmsys.dryrun.rank_session import RankSession, SessionOutcome
@@ -68,7 +69,8 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "memory": memory,
         "host_copy_bytes": outcome.host_copy_bytes,
         "collectives": [asdict(one) for one in recorder.collectives.list_collectives(repeats)],
-        "recorded_micro_batches": min(2, session.num_micro_batches),
+        "collective_check": asdict(compare_collectives(recorder.collectives, session.context)),
+        "recorded_micro_batches": session.num_recorded,
         "num_waits": sum(one.count for one in recorder.waits.list_waits()),
         "waits": [asdict(one) for one in recorder.waits.list_waits()],
         "kernels": list_kernels(config, session.profile, session.stage.layers),
@@ -133,10 +135,7 @@ def list_kernels(
     """
     whole = config.model.family == "encoder_decoder"  # it has no pipeline
     groups = list_attention_groups(config, AttentionDevice("cuda", profile.compute_capability))
-    counts = [
-        len(group.layers if whole else layers.intersection(group.layers))
-        for group in groups
-    ]
+    counts = [len(group.layers if whole else layers.intersection(group.layers)) for group in groups]
     return [
         {
             "stack": group.stack,
@@ -161,7 +160,9 @@ def build_attention_flops(session: RankSession) -> dict[str, float] | None:
     """
     config = session.config
     layout = session.layout
-    kernels = [group["kernel"] for group in list_kernels(config, session.profile, session.stage.layers)]
+    kernels = [
+        group["kernel"] for group in list_kernels(config, session.profile, session.stage.layers)
+    ]
     computed = sum(_sum_phases(session.recorder.attention_flops, session).values())
     if "eager" in kernels or not computed:
         return None

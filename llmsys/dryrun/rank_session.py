@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import _disable_current_modes
 
+from llmsys.config.engine import TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
@@ -32,6 +33,8 @@ from llmsys.dryrun.categories import (
     UPDATE,
 )
 from llmsys.dryrun.dry_run_request import DryRunRequest
+from llmsys.dryrun.expected_messages import RankContext
+from llmsys.dryrun.expected_passes import ONCE, REPEATED, list_passes
 from llmsys.dryrun.fake_cluster import (
     CompiledSignatures,
     build_fake_mode,
@@ -56,7 +59,7 @@ from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.data_parallel_choice import resolve_data_parallel_for_profile
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.peak_memory import find_largest_micro_batch
-from llmsys.estimate.pipeline_stages import list_rank_stages
+from llmsys.estimate.pipeline_stages import cut_layers, list_rank_stages
 from llmsys.estimate.rank_parameters import PipelineStage
 from llmsys.estimate.software_profile import MemoryProfile, has_triton
 from llmsys.model.transformer import Transformer
@@ -126,6 +129,28 @@ class RankSession:
             config.model, self.layout, config.batch.sequence_length, self.num_micro_batches
         )
         return stages[self.request.rank // self.layout.ranks_per_stage]
+
+    @property
+    def context(self) -> RankContext:
+        """All that the expected messages of the rank follow from."""
+        layout = self.layout
+        model = self.config.model
+        stages: tuple[range, ...] = (range(model.num_hidden_layers),)
+        if layout.pipeline > 1:
+            cut = cut_layers(model, layout, self.config.batch.sequence_length)
+            own = cut.list_rank_stages(self.request.rank // layout.ranks_per_stage)
+            stages = tuple(cut.stages[stage] for stage in own)
+        return RankContext(
+            self.config,
+            layout,
+            self.request.rank,
+            self.stage,
+            stages,
+            list_passes(layout, self.request.rank, self.num_micro_batches, self.parts),
+            compute_micro_batch(self.config, layout)[0],
+            self.config.batch.sequence_length,
+            self.request.expert_skew,
+        )
 
     def _resolve_micro_sequences(self, config: RunConfig) -> RunConfig:
         if config.batch.micro_sequences != "auto":
@@ -260,7 +285,8 @@ class RankSession:
         update_expert_balance(engine.module, True)
 
     def _build_micro_batches(self, step: int) -> list[Batch]:
-        """Return the first and the last micro-batch of a step; those between repeat the first.
+        """Return the first and the last micro-batch of a step, and one of those between where
+        they are different.
 
         In a pipeline all of them: several are under way at a time.
         """
@@ -268,21 +294,40 @@ class RankSession:
         if self.layout.pipeline > 1:
             batch: Batch = build_synthetic_batch(self.config, sequences, self.request.documents)
             return [batch] * self.num_micro_batches
-        names = ["last"] if self.num_micro_batches == 1 else ["first", "last"]
 
-        def build_batch(name: str) -> Batch:
+        def build_batch(name: str, part: str) -> Batch:
             def mark() -> None:
-                self.watch.begin_forward(f"step {step}, {name} micro-batch", name)
+                self.watch.begin_forward(f"step {step}, {name} micro-batch", part)
 
             return build_synthetic_batch(
                 self.config, sequences, self.request.documents
             ).attach_mark(mark)
 
-        return [build_batch(name) for name in names]
+        parts = self.parts
+        names = {1: ("last",), 2: ("first", "last"), 3: ("first", "middle", "last")}[len(parts)]
+        return [build_batch(name, part) for name, part in zip(names, parts, strict=True)]
 
-    def count_repeats(self, phase: str) -> int:
-        """Return the number of times that a phase of the logs occurs in a step."""
-        return self.num_micro_batches - 1 if phase == "first" else 1
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Parts of the step of the micro-batches that run: two, of which the first stands for all
+        but the last; three where the first one alone gathers weights.
+        """
+        engine = self.config.engine
+        keeps_weights = isinstance(engine, TorchEngineConfig) and engine.keeps_weights_in_step
+        if self.num_micro_batches == 1:
+            return (ONCE,)
+        if keeps_weights and self.num_micro_batches > 2:
+            return (ONCE, REPEATED, ONCE)
+        return (REPEATED, ONCE)
+
+    @property
+    def num_recorded(self) -> int:
+        """Micro-batches that run in a step."""
+        return self.num_micro_batches if self.layout.pipeline > 1 else len(self.parts)
+
+    def count_repeats(self, part: str) -> int:
+        """Return the number of times that a part of the logs occurs in a step."""
+        return self.num_micro_batches - len(self.parts) + 1 if part == REPEATED else 1
 
     def _run_evaluation(self, engine: Engine) -> None:
         began = time.process_time()

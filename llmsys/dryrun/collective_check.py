@@ -1,4 +1,4 @@
-"""Compare the collectives that a dry run recorded with those that follow from its config.
+"""Compare the collectives and shards of a dry run with those that follow from its config.
 
 Invariants:
 - Every difference is named with operation, axis, ranks, dtype, bytes and both counts.
@@ -6,7 +6,7 @@ Invariants:
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llmsys.dryrun.collective_log import OPTIMIZER, CollectiveLog, Message
@@ -14,6 +14,7 @@ from llmsys.dryrun.expected_exchanges import expect_activations, expect_pipeline
 from llmsys.dryrun.expected_messages import Expectation, RankContext
 from llmsys.dryrun.expected_passes import ONCE, REPEATED
 from llmsys.dryrun.expected_sharding import expect_data_parallel
+from llmsys.dryrun.shard_check import find_wrong_shards
 
 ELEMENTWISE = ("adam", "adamw", "lion", "ademamix", "schedule_free")
 # Losses of a step, and its extras: of a dry run one.
@@ -26,9 +27,10 @@ class CollectiveCheck:
     """The result of a comparison.
 
     Attributes:
-        num_messages: Expected calls, of the micro-batches that ran.
+        num_messages: Expected calls of the micro-batches that ran; a sum that may be cut in pieces
+            counts as one.
         differences: Sentences, one for each kind of message that is missing, additional, or of
-            another group, size or number type.
+            another group, size or number type, and for each wrong shard.
         unchecked: Names of what has no expectation.
     """
 
@@ -88,20 +90,24 @@ def _expect_partial_gradients(context: RankContext, expected: Expectation) -> No
     expected.add(ONCE, Message("all_reduce", context.list_ranks("tensor"), "float32", 4 * elements))
 
 
-def compare_collectives(log: CollectiveLog, context: RankContext) -> CollectiveCheck:
+def compare_collectives(
+    log: CollectiveLog, local_sizes: Mapping[str, int], context: RankContext
+) -> CollectiveCheck:
     """Compare what was recorded with what is expected.
 
     Args:
         log: The messages of a step.
+        local_sizes: Elements of each parameter that the rank holds.
         context: The rank and its config.
 
     Returns:
         The differences, and what was not compared.
     """
     expected = build_expectation(context)
-    differences = [*_iter_differences(log, expected)]
+    differences = [*_iter_differences(log, expected), *find_wrong_shards(local_sizes, context)]
+    num_messages = 0 if expected.is_open else sum(expected.messages.values())
     return CollectiveCheck(
-        sum(expected.messages.values()), tuple(differences), tuple(expected.unchecked)
+        num_messages + len(expected.sums), tuple(differences), tuple(expected.unchecked)
     )
 
 

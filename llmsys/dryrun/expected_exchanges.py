@@ -57,7 +57,6 @@ def expect_activations(context: RankContext, expected: Expectation) -> None:
         expected: Gets the messages.
     """
     model = context.config.model
-    layout = context.layout
     if not _has_plain_blocks(context, expected):
         return
     policy = context.config.train.activation_checkpoint
@@ -210,7 +209,7 @@ def _iter_expert_exchanges(context: RankContext, moe: MoeConfig) -> Iterator[Exc
     sequences = layout.tensor * layout.context
     if sequences > 1 and _uses_sequence_balance(moe):
         elements = context.sequences * moe.num_experts
-        yield Exchange("all_reduce", "", "sequence", elements, "float32", 4)
+        yield Exchange("all_reduce", "", "sequence", elements, "int64", 8)
     ranks = layout.expert
     if ranks == 1 or moe.routing.kind != "token_choice":
         return

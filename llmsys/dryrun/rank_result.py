@@ -52,6 +52,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
     saving = estimate_compiled_saving(session)
     needed = int((memory["peak_bytes"] - saving) * (1 + ALLOCATOR_SLACK)) + OUTSIDE_BYTES
     repeats = session.count_repeats
+    check = compare_collectives(recorder.collectives, outcome.local_sizes, session.context)
     operations = _sum_phases(recorder.operations, session)
     return {
         "rank": request.rank,
@@ -63,13 +64,14 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "micro_sequences": compute_micro_batch(config, session.layout)[0],
         "micro_batches": session.num_micro_batches,
         "fits": needed <= capacity,
+        "is_proven": needed <= capacity and not check.differences,
         "capacity_bytes": capacity,
         "needed_bytes": needed,
         "compiled_saving_bytes": saving,
         "memory": memory,
         "host_copy_bytes": outcome.host_copy_bytes,
         "collectives": [asdict(one) for one in recorder.collectives.list_collectives(repeats)],
-        "collective_check": asdict(compare_collectives(recorder.collectives, session.context)),
+        "collective_check": asdict(check),
         "recorded_micro_batches": session.num_recorded,
         "num_waits": sum(one.count for one in recorder.waits.list_waits()),
         "waits": [asdict(one) for one in recorder.waits.list_waits()],

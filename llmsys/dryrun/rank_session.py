@@ -85,11 +85,13 @@ class SessionOutcome:
         parameters: elements that every rank holds.
         host_copy_bytes: copy of this rank's state in host memory.
         process_bytes: peak memory of this process.
+        local_sizes: elements of each parameter that this rank holds, by name.
     """
 
     parameters: ParameterCounts
     host_copy_bytes: int
     process_bytes: int
+    local_sizes: dict[str, int]
 
 
 class RankSession:
@@ -178,8 +180,9 @@ class RankSession:
             self._run_evaluation(engine)
             host_bytes = self._copy_state(engine)
         counts = compute_parameter_counts(engine.module, self.layout, self.request.rank)
+        sizes = {name: get_local(one).numel() for name, one in engine.module.named_parameters()}
         torch.distributed.destroy_process_group()
-        return SessionOutcome(counts, host_bytes, read_resident_memory("VmHWM"))
+        return SessionOutcome(counts, host_bytes, read_resident_memory("VmHWM"), sizes)
 
     def _prepare_torch(self) -> None:
         recorder = self.recorder

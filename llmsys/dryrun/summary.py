@@ -7,6 +7,7 @@ from llmsys.estimate.memory_timeline import GIB
 
 NUM_OWNERS = 6
 NUM_WAITS = 12
+NUM_DIFFERENCES = 20
 
 
 def format_dry_run(result: dict[str, Any]) -> str:
@@ -41,6 +42,41 @@ def format_fit(result: dict[str, Any]) -> str:
         f"{capacity:.1f} GiB on {result['device']}{missing}; tensors hold "
         f"{memory['peak_bytes'] / GIB:.2f} GiB in {memory['peak_phase']}"
     )
+
+
+def format_verdict(result: dict[str, Any]) -> str:
+    """Return whether a rank fits, and what the comparison of its collectives found.
+
+    Args:
+        result: from `run_dry_run`.
+
+    Returns:
+        Lines.
+    """
+    check = format_collective_check(result["collective_check"])
+    return "\n".join([format_fit(result), *(f"  {line}" for line in check)])
+
+
+def format_collective_check(check: dict[str, Any]) -> list[str]:
+    """Return what the comparison of collectives and shards with the layout found.
+
+    Args:
+        check: `collective_check` of a result.
+
+    Returns:
+        Lines: a verdict, each difference, and what has no expectation.
+    """
+    differences = check["differences"]
+    lines = [
+        f"{len(differences)} differences from the collectives and shards that the layout asks for:"
+        if differences
+        else f"collectives and shards are those that the layout asks for ({check['num_messages']:,}"
+        " calls compared)"
+    ]
+    lines += [f"  {one}" for one in differences[:NUM_DIFFERENCES]]
+    if len(differences) > NUM_DIFFERENCES:
+        lines.append(f"  and {len(differences) - NUM_DIFFERENCES} more, which the page lists")
+    return lines + [f"collectives of {name} are not checked" for name in check["unchecked"]]
 
 
 def format_compiled_saving(result: dict[str, Any]) -> str:
@@ -83,6 +119,7 @@ def _iter_lines(result: dict[str, Any]) -> Iterator[str]:
             f"  {one['operation']:<22}{one['axis']:<14}{one['ranks']:>6}"
             f"{one['count']:>8}{one['bytes'] / GIB:>10.2f}"
         )
+    yield from format_collective_check(result["collective_check"])
     yield from _iter_wait_lines(result)
     yield from _iter_kernel_lines(result)
     parameters = result["parameters"]

@@ -1,5 +1,5 @@
-"""Laws of the forced choice of experts: loads are even, or as skewed as asked, and a token visits as
-many ranks as a router with even loads makes it visit.
+"""Laws of the forced choice of experts: loads are even, or as skewed as asked, and a token visits
+as many ranks as a router with even loads makes it visit.
 """
 
 import pytest

@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_local_path,
         default=Path("runs/dryrun"),
         metavar="FOLDER",
-        help="folder of dryrun.html and dryrun.json, with --all-configs of a folder for each config "
-        "(default: %(default)s)",
+        help="folder of dryrun.html and dryrun.json, with --all-configs of a folder for each "
+        "config (default: %(default)s)",
     )
     parser.epilog = (
         "nodes=512:8 is 512 machines with 8 devices each; rank=17 is the rank that runs "

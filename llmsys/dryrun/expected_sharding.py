@@ -16,6 +16,7 @@ from llmsys.config.module_tensors import ParameterTensor
 from llmsys.dryrun.collective_log import Message
 from llmsys.dryrun.expected_messages import Expectation, RankContext
 from llmsys.dryrun.expected_passes import ONCE, Pass
+from llmsys.dryrun.rank_groups import Axis
 from llmsys.estimate.rank_parameters import (
     count_local_elements,
     count_shards,
@@ -159,7 +160,7 @@ def list_units(context: RankContext) -> Counter[Unit]:
     for (prefix, layer, is_apart), (gathered, reduced) in elements.items():
         is_root = not prefix
         stage = context.find_stage(layer if prefix == "blocks." else None)
-        axis = "replica" if is_root else "expert_fsdp" if is_apart else "fsdp"
+        axis: Axis = "replica" if is_root else "expert_fsdp" if is_apart else "fsdp"
         units[Unit(stage, context.list_ranks(axis), gathered, reduced, is_root)] += 1
     return units
 

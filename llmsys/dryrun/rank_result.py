@@ -89,6 +89,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
             {"owner": owner, "tensor": tensor, "count": n}
             for (owner, tensor), n in recorder.squares.items()
         ],
+        "probe_length": None if session.probe is None else session.probe.length,
         "compiled": {
             "signatures": dict(Counter(name for name, _ in session.signatures.counts)),
             "recompiled": dict(session.signatures.recompiled),

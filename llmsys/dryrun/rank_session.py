@@ -50,6 +50,7 @@ from llmsys.dryrun.fake_cluster import (
 from llmsys.dryrun.forced_routing import build_forced_routing, replace_routing
 from llmsys.dryrun.module_names import track_modules
 from llmsys.dryrun.operation_watch import OperationWatch, replace_tolist
+from llmsys.dryrun.position_probe import find_position_probe
 from llmsys.dryrun.pretended_device import DEVICE, build_device_properties, install_device
 from llmsys.dryrun.rank_parameters import ParameterCounts, compute_parameter_counts
 from llmsys.dryrun.recorder import DryRunRecorder
@@ -116,6 +117,7 @@ class RankSession:
         config = resolve_data_parallel_for_profile(config, self.layout, profile)
         self.config = self._resolve_micro_sequences(config)
         self.num_micro_batches = compute_micro_batch(self.config, self.layout)[1]
+        self.probe = find_position_probe(self.config, self.layout)
         self.seconds: dict[str, float] = {}
         self.step = 0
         self.signatures = CompiledSignatures()
@@ -179,6 +181,7 @@ class RankSession:
             self._run_steps(engine)
             self._run_evaluation(engine)
             host_bytes = self._copy_state(engine)
+            self._find_tables(engine)
         counts = compute_parameter_counts(engine.module, self.layout, self.request.rank)
         sizes = {name: get_local(one).numel() for name, one in engine.module.named_parameters()}
         torch.distributed.destroy_process_group()
@@ -195,14 +198,6 @@ class RankSession:
         track_resizes(recorder.memory)
         replace_tolist(recorder.waits)
         self.signatures.install()
-        model = self.config.model
-        recorder.sequence_length = self.config.batch.sequence_length
-        if recorder.sequence_length in (
-            model.hidden_size,
-            model.intermediate_size,
-            model.vocab_size,
-        ):
-            recorder.min_table_dims = 4  # activations, (B, T, D), would be taken for tables
         functions = vars(build_engine_module)
         build_model = build_engine_module.build_model
         build_loss = functions["build_training_loss"]
@@ -353,6 +348,27 @@ class RankSession:
         copies = HostStateCopy().copy_from_device(engine.get_state().tensors)
         self._record_seconds("save", began)
         return sum(get_local(one).numel() * one.element_size() for one in copies.values())
+
+    def _find_tables(self, engine: Engine) -> None:
+        """Take a step of one micro-batch whose length marks the dimensions of positions. Nothing of
+        it but tables is recorded.
+        """
+        if self.probe is None:
+            return
+        began = time.process_time()
+        gc.collect()
+        batch = self.config.batch.model_copy(update={"sequence_length": self.probe.length})
+        config = self.config.model_copy(update={"batch": batch})
+        sequences = compute_micro_batch(self.config, self.layout)[0]
+        self.recorder.memory.is_closed = self.signatures.is_closed = True
+        self.recorder.probe = self.probe
+        engine.train_step(
+            [build_synthetic_batch(config, sequences, self.request.documents)],
+            compute_learning_rate(self.config, self.step),
+            extras=(0.0,),
+        )
+        update_expert_balance(engine.module, True)
+        self._record_seconds("tables", began)
 
     def _record_seconds(self, name: str, began: float) -> None:
         self.seconds[name] = time.process_time() - began

@@ -183,12 +183,7 @@ def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:
             f"  kernels compute {flops['ratio']:.3f} times the {flops['needed'] / 1e12:,.1f} "
             "TFLOP that the documents of this batch need, with whole tiles and padded widths"
         )
-    if squares := result["squares"]:
-        largest = max(squares, key=lambda one: int(one["count"]))
-        yield (
-            f"  tables of positions by positions: {sum(one['count'] for one in squares)}, most by "
-            f"{largest['owner'] or 'the model'}: {largest['tensor']}"
-        )
+    yield _format_tables(result)
     compiled = result["compiled"]
     if compiled["signatures"]:
         variants = sum(compiled["signatures"].values())
@@ -197,3 +192,17 @@ def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:
             f"compiled blocks: {variants} input signatures, {again} of them first seen in the "
             "second step"
         )
+
+
+def _format_tables(result: dict[str, Any]) -> str:
+    if result["probe_length"] is None:
+        return "  tables of positions by positions are not looked for: no probe fits this model"
+    squares = result["squares"]
+    text = (
+        f"  tables of positions by positions: {sum(one['count'] for one in squares)} in a "
+        "micro-batch"
+    )
+    if not squares:
+        return text
+    largest = max(squares, key=lambda one: int(one["count"]))
+    return f"{text}, most by {largest['owner'] or 'the model'}: {largest['tensor']}"

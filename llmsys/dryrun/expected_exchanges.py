@@ -140,14 +140,18 @@ def _iter_exchanges(context: RankContext, layer: int) -> Iterator[Exchange]:
             "tensor",
             stream,
             is_saved=True,
-            is_last=not _runs_again(context, "down_proj.weight"),
+            is_last=not _computes_again(context, "shared" if is_sparse else "feed_forward"),
         )
 
 
-def _runs_again(context: RankContext, suffix: str) -> bool:
-    """Return whether full activation checkpointing computes a projection of a block again."""
+def _computes_again(context: RankContext, feed_forward: str) -> bool:
+    """Return whether full activation checkpointing computes the last projection of a feed-forward
+    again.
+    """
+    if feed_forward == "shared" and context.layout.expert > 1:
+        return True  # it is computed while rows travel, before the experts
     rows = iter_recomputed_matrices(context.config.model, context.rows, "full")
-    return any(row.name.endswith(suffix) for row in rows)
+    return any(row.name.endswith(f".{feed_forward}.down_proj.weight") for row in rows)
 
 
 def _iter_head_exchanges(context: RankContext, positions: int) -> Iterator[Exchange]:

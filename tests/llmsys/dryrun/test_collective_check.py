@@ -104,7 +104,7 @@ def test_collectives_and_shards_are_those_that_follow_from_the_config(
     result = run_tiny(*overrides, rank=rank)
     check = result["collective_check"]
     assert (check["differences"], check["unchecked"]) == ([], [])
-    assert check["num_messages"] > 4
+    assert check["num_messages"] >= 4
     assert result["is_proven"]
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llmsys.dryrun.collective_log import OPTIMIZER, CollectiveLog, Message
-from llmsys.dryrun.expected_exchanges import expect_activations, expect_pipeline
+from llmsys.dryrun.expected_exchanges import add_activation_messages, add_pipeline_messages
 from llmsys.dryrun.expected_messages import Expectation, RankContext
 from llmsys.dryrun.expected_passes import ONCE, REPEATED
-from llmsys.dryrun.expected_sharding import expect_data_parallel
+from llmsys.dryrun.expected_sharding import add_sharding_messages
 from llmsys.dryrun.shard_check import find_wrong_shards
 
 ELEMENTWISE = ("adam", "adamw", "lion", "ademamix", "schedule_free")
@@ -49,11 +49,11 @@ def build_expectation(context: RankContext) -> Expectation:
         What it is expected to send and receive.
     """
     expected = Expectation()
-    expect_data_parallel(context, expected)
-    expect_activations(context, expected)
-    expect_pipeline(context, expected)
-    _expect_partial_gradients(context, expected)
-    _expect_step_numbers(context, expected)
+    add_sharding_messages(context, expected)
+    add_activation_messages(context, expected)
+    add_pipeline_messages(context, expected)
+    _add_partial_gradients(context, expected)
+    _add_step_numbers(context, expected)
     optimizer = context.config.optimizer
     if optimizer.kind not in ELEMENTWISE:
         expected.leave_unchecked(f"the optimizer {optimizer.kind}", part=OPTIMIZER)
@@ -62,7 +62,7 @@ def build_expectation(context: RankContext) -> Expectation:
     return expected
 
 
-def _expect_step_numbers(context: RankContext, expected: Expectation) -> None:
+def _add_step_numbers(context: RankContext, expected: Expectation) -> None:
     """Expect the sums over all ranks: token counts, gradient norm, loss with extras, loads of
     experts.
     """
@@ -78,7 +78,7 @@ def _expect_step_numbers(context: RankContext, expected: Expectation) -> None:
         expected.add(ONCE, Message("all_reduce", ranks, "float64", size))
 
 
-def _expect_partial_gradients(context: RankContext, expected: Expectation) -> None:
+def _add_partial_gradients(context: RankContext, expected: Expectation) -> None:
     """Expect the one sum over the tensor axis of the gradients that a rank has of its own positions
     alone: those of unsplit parameters of blocks.
     """

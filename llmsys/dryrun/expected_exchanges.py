@@ -49,7 +49,7 @@ class Exchange:
     is_last: bool = False
 
 
-def expect_activations(context: RankContext, expected: Expectation) -> None:
+def add_activation_messages(context: RankContext, expected: Expectation) -> None:
     """Add the messages that the passes of blocks send.
 
     Args:
@@ -140,11 +140,11 @@ def _iter_exchanges(context: RankContext, layer: int) -> Iterator[Exchange]:
             "tensor",
             stream,
             is_saved=True,
-            is_last=not _computes_again(context, "shared" if is_sparse else "feed_forward"),
+            is_last=not _is_computed_again(context, "shared" if is_sparse else "feed_forward"),
         )
 
 
-def _computes_again(context: RankContext, feed_forward: str) -> bool:
+def _is_computed_again(context: RankContext, feed_forward: str) -> bool:
     """Return whether full activation checkpointing computes the last projection of a feed-forward
     again.
     """
@@ -248,7 +248,7 @@ def _uses_sequence_balance(moe: MoeConfig) -> bool:
     return isinstance(balance, AuxiliaryLossConfig) and balance.scope == "sequence"
 
 
-def expect_pipeline(context: RankContext, expected: Expectation) -> None:
+def add_pipeline_messages(context: RankContext, expected: Expectation) -> None:
     """Add the messages between the stages of a pipeline.
 
     Args:

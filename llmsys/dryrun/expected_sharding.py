@@ -44,7 +44,7 @@ class Unit:
     is_root: bool
 
 
-def expect_data_parallel(context: RankContext, expected: Expectation) -> None:
+def add_sharding_messages(context: RankContext, expected: Expectation) -> None:
     """Add the messages of data parallelism.
 
     Args:
@@ -55,21 +55,21 @@ def expect_data_parallel(context: RankContext, expected: Expectation) -> None:
     assert isinstance(engine, TorchEngineConfig)
     match engine.data_parallel:
         case "fsdp":
-            _expect_fsdp(context, engine, expected)
+            _add_fsdp_messages(context, engine, expected)
         case "ddp":
             elements = sum(row.num_elements for row in _iter_trained(context))
             expected.add_sum(
                 ONCE, "all_reduce", context.list_ranks("world"), "float32", 4 * elements
             )
         case "plain":
-            _expect_plain(context, expected)
+            _add_plain_messages(context, expected)
         case "auto":
             raise AssertionError("data_parallel=auto is resolved before a dry run")
         case unreachable:
             assert_never(unreachable)
 
 
-def _expect_plain(context: RankContext, expected: Expectation) -> None:
+def _add_plain_messages(context: RankContext, expected: Expectation) -> None:
     """Whole weights: one gather and one reduction of everything in a step, in buckets."""
     elements = sum(_count_padded(context, row) * row.num_copies for row in context.rows)
     ranks = context.list_ranks("replica")
@@ -77,7 +77,9 @@ def _expect_plain(context: RankContext, expected: Expectation) -> None:
     expected.add_sum(ONCE, "all_gather", ranks, context.dtype, context.itemsize * elements)
 
 
-def _expect_fsdp(context: RankContext, engine: TorchEngineConfig, expected: Expectation) -> None:
+def _add_fsdp_messages(
+    context: RankContext, engine: TorchEngineConfig, expected: Expectation
+) -> None:
     if any(row.steps > 1 for row in context.rows) or context.config.model.residual.is_reversible:
         expected.leave_unchecked("blocks that run several times in a pass", all_messages=True)
         return

@@ -67,12 +67,19 @@ def format_collective_check(check: dict[str, Any]) -> list[str]:
         Lines: a verdict, each difference, and what has no expectation.
     """
     differences = check["differences"]
-    lines = [
-        f"{len(differences)} differences from the collectives and shards that the layout asks for:"
-        if differences
-        else f"collectives and shards are those that the layout asks for ({check['num_messages']:,}"
-        " calls compared)"
-    ]
+    if differences:
+        verdict = (
+            f"{len(differences)} differences from the collectives and shards that the layout asks "
+            "for:"
+        )
+    elif check["num_messages"]:
+        verdict = (
+            "collectives and shards are those that the layout asks for "
+            f"({check['num_messages']:,} calls compared)"
+        )
+    else:
+        verdict = "shards are those that the layout asks for; no collective is compared"
+    lines = [verdict]
     lines += [f"  {one}" for one in differences[:NUM_DIFFERENCES]]
     if len(differences) > NUM_DIFFERENCES:
         lines.append(f"  and {len(differences) - NUM_DIFFERENCES} more, which the page lists")

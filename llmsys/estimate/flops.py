@@ -63,6 +63,14 @@ def iter_recomputed_matrices(
 
     torch stops as soon as it has all that backward asks for. After the last product there is a sum
     alone, which asks for nothing, unless a norm, dropout or the weights of experts follow.
+
+    Args:
+        model: architecture.
+        rows: parameters to choose from.
+        recompute: policy of `train.activation_checkpoint`.
+
+    Yields:
+        Rows of the matrices.
     """
     if recompute != "full" and not model.residual.is_reversible:
         return

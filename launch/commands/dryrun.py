@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +91,8 @@ def run_all_configs(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: a config, or a cluster for it, is given too.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from llmsys.dryrun.page import write_dry_run
     from llmsys.dryrun.shipped_configs import list_shipped_requests
     from llmsys.dryrun.summary import format_verdict

@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, LlmsysError
 from llmsys.launch.commands.arguments import parse_positive_number, split_arguments
 from llmsys.launch.commands.estimate import parse_lengths
 from llmsys.storage.paths import parse_local_path
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from llmsys.dryrun.dry_run_request import DryRunRequest
 
 OWN_NAMES = ("nodes", "rank", "device")
-TOO_LARGE = 1
+REFUTED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all-kinds",
         action="store_true",
         help="run one rank of every kind: ranks with different shards, and the last",
+    )
+    parser.add_argument(
+        "--all-configs",
+        action="store_true",
+        help="run one rank of every kind of every training config, on the cluster that its name "
+        "ends in, such as 64xh100, else on two devices",
     )
     parser.add_argument(
         "--documents",
@@ -46,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_local_path,
         default=Path("runs/dryrun"),
         metavar="FOLDER",
-        help="folder of dryrun.html and dryrun.json (default: %(default)s)",
+        help="folder of dryrun.html and dryrun.json, with --all-configs of a folder for each "
+        "config (default: %(default)s)",
     )
     parser.epilog = (
         "nodes=512:8 is 512 machines with 8 devices each; rank=17 is the rank that runs "
@@ -55,19 +63,78 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the dry run and write its page. 1 when a rank does not fit the memory of its device."""
+    """Print the dry run and write its page. 1 when a rank does not fit the memory of its device, or
+    its collectives are not those of its layout.
+    """
     from llmsys.dryrun.dry_run import iter_dry_runs
     from llmsys.dryrun.page import write_dry_run
-    from llmsys.dryrun.summary import format_dry_run, format_fit
+    from llmsys.dryrun.summary import format_dry_run, format_verdict
 
+    if arguments.all_configs:
+        return run_all_configs(arguments)
     results: list[dict[str, Any]] = []
     for result in iter_dry_runs(build_request(arguments), all_kinds=arguments.all_kinds):
         results.append(result)
         if not arguments.json:
-            print(format_fit(result) if len(results) > 1 else format_dry_run(result), flush=True)
+            print(
+                format_verdict(result) if len(results) > 1 else format_dry_run(result), flush=True
+            )
     page, data = write_dry_run(results, arguments.output)
     print(json.dumps({"ranks": results}) if arguments.json else f"\n{page}\n{data}")
-    return 0 if all(one["fits"] for one in results) else TOO_LARGE
+    return 0 if all(one["is_proven"] for one in results) else REFUTED
+
+
+def run_all_configs(arguments: argparse.Namespace) -> int:
+    """Run one rank of every kind of every training config. 1 when one of them is refuted or cannot
+    be run.
+
+    Raises:
+        ConfigError: a config, or a cluster for it, is given too.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from llmsys.dryrun.page import write_dry_run
+    from llmsys.dryrun.shipped_configs import list_shipped_requests
+    from llmsys.dryrun.summary import format_verdict
+
+    if arguments.config is not None:
+        raise ConfigError(
+            f"--all-configs runs every training config, and {arguments.config} is given too. Leave "
+            "one of them out."
+        )
+    requests = list_shipped_requests()
+    found: dict[str, list[dict[str, Any]]] = {}
+    refuted: dict[str, str] = {}
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        runs = zip(requests, pool.map(_run_all_kinds, requests), strict=True)
+        for request, (results, error) in runs:
+            name = request.config
+            found[name] = results
+            if results:
+                write_dry_run(results, arguments.output / name)
+            if error or not all(one["is_proven"] for one in results):
+                refuted[name] = error or "refuted"
+            if not arguments.json:
+                print("\n".join([name, *map(format_verdict, results), *filter(None, [error])]))
+    if arguments.json:
+        print(json.dumps({"configs": found, "refuted": refuted}))
+    else:
+        proven = len(requests) - len(refuted)
+        named = "".join(f"\n  {name}" for name in refuted)
+        print(f"\n{proven} of {len(requests)} configs are proven{named}\n{arguments.output}")
+    return REFUTED if refuted else 0
+
+
+def _run_all_kinds(request: "DryRunRequest") -> tuple[list[dict[str, Any]], str]:
+    """Return the results of one rank of every kind, and the message of an error or nothing."""
+    from llmsys.dryrun.dry_run import iter_dry_runs
+
+    results: list[dict[str, Any]] = []
+    try:
+        results.extend(iter_dry_runs(request, all_kinds=True))
+    except LlmsysError as error:
+        return results, str(error)
+    return results, ""
 
 
 def build_request(arguments: argparse.Namespace) -> "DryRunRequest":
@@ -78,6 +145,8 @@ def build_request(arguments: argparse.Namespace) -> "DryRunRequest":
     """
     from llmsys.dryrun.dry_run_request import DryRunRequest
 
+    if arguments.config is None:
+        raise ConfigError("A dry run needs a config. Give its name or path, or --all-configs.")
     own, words = split_arguments(arguments.overrides, OWN_NAMES)
     if missing := [name for name in ("nodes", "device") if name not in own]:
         raise ConfigError(

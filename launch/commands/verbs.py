@@ -93,6 +93,7 @@ VERBS = {
         "run the training step of one rank of any cluster without a GPU: memory, collectives, "
         "waits, kernels",
         "llmsys dryrun train/llama-8b-64xh100 nodes=8:8 rank=17 device=h100-sxm",
+        config_optional=True,
         runs_code=True,
     ),
     "scale": CommandSpec(

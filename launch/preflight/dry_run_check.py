@@ -19,6 +19,9 @@ from llmsys.launch.hosts.host_checks import GIB, Facts, HostFinding, build_probl
 from llmsys.launch.hosts.hostfile import Host
 
 CHECK, ALL = "dry run", "all"
+WRONG_COLLECTIVES = (
+    "Training would send other messages than its layout asks for. Report it, or use another layout."
+)
 TOO_LARGE = "Shard more, or lower batch.micro_sequences; llmsys estimate lists what saves most."
 
 
@@ -97,6 +100,8 @@ def _run_fullest_rank(request: DryRunRequest, memory_bytes: int | None) -> HostF
         first = str(error).partition("\n")[0]
         return build_problem(ALL, CHECK, f"{first} For its output run {_format_command(request)}")
     finding = f"{format_fit(result)}; {result['num_waits']} waits of the host in a step"
+    if differences := result["collective_check"]["differences"]:
+        return HostFinding(ALL, CHECK, f"{finding}; {'; '.join(differences)}", WRONG_COLLECTIVES)
     if result["fits"] and memory_bytes is not None and result["needed_bytes"] > memory_bytes:
         return HostFinding(
             ALL,

@@ -3,12 +3,14 @@
 Invariants:
 - Bytes are those of the full-size side on one rank: what an all-gather writes, what a
   reduce-scatter reads.
+- Every operation of the namespaces of collectives is recorded, also one without a name here.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,6 +44,25 @@ NAMES = {
     "send": "send",
     "recv_": "receive",
 }
+WAITS = ("wait_tensor", "_wrap_tensor_autograd")
+OPTIMIZER = "optimizer"
+"""Part of a step in which the optimizer exchanges what it needs."""
+
+
+class Message(NamedTuple):
+    """A collective as one rank takes part in it.
+
+    Attributes:
+        operation: such as all_gather.
+        ranks: global ranks that take part, in their order.
+        dtype: of what travels.
+        bytes: of the full-size side, on this rank.
+    """
+
+    operation: str
+    ranks: tuple[int, ...]
+    dtype: str
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -65,16 +86,15 @@ class CollectiveCount:
 
 @dataclass
 class CollectiveLog:
-    """Calls and bytes by phase, operation and axis."""
+    """Messages by the part of a step in which they occur."""
 
     is_recording: bool = False
-    axes: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """(axis, ranks) by the name of a process group."""
-    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    axes: dict[tuple[int, ...], str] = field(default_factory=dict)
+    """Axis by the ranks of a process group."""
+    messages: Counter[tuple[str, Message]] = field(default_factory=Counter)
 
     def name_axes(self, meshes: DeviceMeshes) -> None:
-        """Learn the names of the process groups, for the log.
+        """Learn the ranks of the process groups, for the names in the log.
 
         Several meshes may share a group: the first mesh that has it names it, so axes of a
         layout come before the meshes that are made of them.
@@ -82,10 +102,8 @@ class CollectiveLog:
         Args:
             meshes: The sub-meshes of the run.
         """
-        everyone = dist.group.WORLD
-        assert everyone is not None
-        self.axes[everyone.group_name] = ("world", dist.get_world_size())
         for field_name in (
+            "world",
             "tensor",
             "context",
             "ring",
@@ -97,54 +115,65 @@ class CollectiveLog:
             "dense",
             "replica",
             "pipeline",
-            "world",
         ):
             mesh = getattr(meshes, field_name, None)
             if mesh is None:
                 continue
             names = mesh.mesh_dim_names or (field_name,)
             for dim, name in enumerate(names):
-                group = mesh.get_group(dim)
-                self.axes.setdefault(group.group_name, (name, group.size()))
+                self.axes.setdefault(_list_ranks(mesh.get_group(dim)), name)
 
     def record(
-        self, func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], phase: str
+        self, func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], part: str
     ) -> None:
-        """Count one call; operations that are no collective are ignored."""
-        if not self.is_recording or func.namespace not in NAMESPACES:
+        """Count one call; operations that are no collective are ignored.
+
+        Args:
+            func: The operation.
+            args: Its arguments.
+            kwargs: Its named arguments.
+            tensors: What it reads and writes.
+            part: Part of the step: a kind of micro-batch, what happens once, or the optimizer.
+        """
+        if (
+            not self.is_recording
+            or func.namespace not in NAMESPACES
+            or func._opname in WAITS
+            or not tensors
+        ):
             return
-        name = NAMES.get(func._opname)
-        if name is None:
-            return
-        group = find_group(args, kwargs)
-        axis = (
-            "world"
-            if group is None
-            else self.axes.get(group.group_name, (f"group of {group.size()}", 0))[0]
+        largest = max(tensors, key=lambda tensor: tensor.numel() * tensor.element_size())
+        message = Message(
+            NAMES.get(func._opname, func._opname),
+            _list_ranks(find_group(args, kwargs)),
+            str(largest.dtype).removeprefix("torch."),
+            largest.numel() * largest.element_size(),
         )
-        key = (phase, name, axis)
-        self.counts[key] += 1
-        self.bytes[key] += max(
-            (tensor.numel() * tensor.element_size() for tensor in tensors), default=0
-        )
+        self.messages[part, message] += 1
+
+    def get_axis(self, ranks: tuple[int, ...]) -> str:
+        """Return the name of the axis with these ranks, or of a group that is none."""
+        return self.axes.get(ranks, f"group of {len(ranks)}")
 
     def list_collectives(self, repeats: Callable[[str], int]) -> list[CollectiveCount]:
         """Return the collectives of a step, largest first.
 
         Args:
-            repeats: number of times that a phase occurs in a step.
+            repeats: number of times that a part occurs in a step.
         """
-        counts: Counter[tuple[str, str]] = Counter()
-        sizes: Counter[tuple[str, str]] = Counter()
-        for (phase, name, axis), count in self.counts.items():
-            counts[name, axis] += count * repeats(phase)
-            sizes[name, axis] += self.bytes[phase, name, axis] * repeats(phase)
-        ranks = dict(self.axes.values())
-        found = [
-            CollectiveCount(name, axis, ranks.get(axis, 0), count, sizes[name, axis])
-            for (name, axis), count in counts.items()
-        ]
+        counts: Counter[tuple[str, str, int]] = Counter()
+        sizes: Counter[tuple[str, str, int]] = Counter()
+        for (part, message), count in self.messages.items():
+            key = message.operation, self.get_axis(message.ranks), len(message.ranks)
+            counts[key] += count * repeats(part)
+            sizes[key] += count * message.bytes * repeats(part)
+        found = [CollectiveCount(*key, counts[key], sizes[key]) for key in counts if counts[key]]
         return sorted(found, key=lambda one: -one.bytes)
+
+
+@cache
+def _list_ranks(group: dist.ProcessGroup | None) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(group))
 
 
 def find_group(args: Any, kwargs: dict[str, Any]) -> dist.ProcessGroup | None:

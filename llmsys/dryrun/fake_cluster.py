@@ -282,12 +282,14 @@ class CompiledSignatures:
             gradient).
         is_recording: whether calls are of a steady step; a signature first seen then is a
             recompilation.
+        is_closed: whether calls are not counted any more.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, tuple[Any, ...]]] = Counter()
         self.recompiled: Counter[str] = Counter()
         self.is_recording = False
+        self.is_closed = False
 
     def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """Return `function` with its calls counted."""
@@ -295,6 +297,8 @@ class CompiledSignatures:
         name = f"{code.__module__}.{code.__qualname__}"
 
         def call_eagerly(*args: Any, **kwargs: Any) -> Any:
+            if self.is_closed:
+                return function(*args, **kwargs)
             key = name, _build_signature(args, kwargs)
             if self.is_recording and key not in self.counts:
                 self.recompiled[name] += 1

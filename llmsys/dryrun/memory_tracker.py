@@ -57,6 +57,8 @@ class MemoryTracker:
         self._live: dict[int, _LiveStorage] = {}
         self.marks: list[tuple[int, str]] = []
         """(number of events before it, phase) of each phase, in order."""
+        self.is_closed = False
+        """Set where the log has ended: nothing is recorded any more."""
 
     @property
     def num_events(self) -> int:
@@ -183,7 +185,7 @@ class MemoryTracker:
         return next((name for start, name in reversed(self.marks) if start <= event), "")
 
     def _record_size(self, live: _LiveStorage, size: int) -> None:
-        if size != live.bytes:
+        if size != live.bytes and not self.is_closed:
             live.events.append(len(self._changes))
             self._changes.append(size - live.bytes)
             self._kinds.append(live.kind)

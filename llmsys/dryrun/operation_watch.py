@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from llmsys.dryrun.categories import BACKWARD, FORWARD, GATHERED, LOSS, REDUCED, SAVED
-from llmsys.dryrun.collective_log import exchange_known
+from llmsys.dryrun.collective_log import OPTIMIZER, exchange_known
 from llmsys.dryrun.host_waits import HostWaitLog
 from llmsys.dryrun.kernel_flops import count_attention_flops, count_kernel_flops
 from llmsys.dryrun.known_values import (
@@ -28,6 +28,7 @@ from llmsys.dryrun.known_values import (
     get_known,
     leave_fake_mode,
 )
+from llmsys.dryrun.position_probe import PositionProbe
 from llmsys.dryrun.recorder import DryRunRecorder
 from llmsys.parallel import ring_attention
 
@@ -93,6 +94,9 @@ class OperationWatch(TorchDispatchMode):
                 drop_mutated(func, args, kwargs)
             else:
                 attach_outputs(outputs, values)
+        if self.recorder.probe is not None:
+            self._record_tables(self.recorder.probe, name, outputs, tensors)
+            return outputs
         self._record_outputs(func, name, outputs, is_on_device)
         if self.recorder.waits.is_recording:
             self._record_operation(func, name, args, kwargs, outputs, tensors, is_on_device)
@@ -177,19 +181,29 @@ class OperationWatch(TorchDispatchMode):
                 and not recorder.memory.is_known(output)
             ):
                 category = _find_fsdp_category(name) or recorder.phase.category
-                owner = (
-                    recorder.modules[-1]
-                    if recorder.modules
-                    else name.removeprefix("aten.").split(".")[0]
-                )
-                recorder.memory.record(output, category, owner)
-                length = recorder.sequence_length
-                if (
-                    output.dim() >= recorder.min_table_dims
-                    and output.shape[-1] == output.shape[-2] == length
-                ):
-                    shape = f"{str(output.dtype).removeprefix('torch.')} {list(output.shape)}"
-                    recorder.squares[owner, shape] += 1
+                recorder.memory.record(output, category, self._get_owner(name))
+
+    def _get_owner(self, name: str) -> str:
+        """Return the module that runs, or an operation of the backward."""
+        modules = self.recorder.modules
+        return modules[-1] if modules else name.removeprefix("aten.").split(".")[0]
+
+    def _record_tables(
+        self, probe: PositionProbe, name: str, outputs: Any, tensors: list[Tensor]
+    ) -> None:
+        """Count the new storages of a probe that have two dimensions of positions."""
+        given = {tensor.untyped_storage()._cdata for tensor in tensors}
+        for output in tree_leaves(outputs):
+            if (
+                isinstance(output, FakeTensor)
+                and output.fake_device.type == "cuda"
+                and output.untyped_storage()._cdata not in given
+                and probe.is_table(tuple(output.shape))
+            ):
+                given.add(output.untyped_storage()._cdata)
+                shape = [*probe.scale_shape(tuple(output.shape))]
+                dtype = str(output.dtype).removeprefix("torch.")
+                self.recorder.squares[self._get_owner(name), f"{dtype} {shape}"] += 1
 
     def _record_operation(
         self,
@@ -204,7 +218,9 @@ class OperationWatch(TorchDispatchMode):
         recorder = self.recorder
         repeated = self.recorder.phase.repeated
         sized = [*tensors, *(one for one in tree_leaves(outputs) if isinstance(one, Tensor))]
-        recorder.collectives.record(func, args, kwargs, sized, repeated)
+        is_update = recorder.phase.name.endswith(": optimizer")
+        part = OPTIMIZER if is_update else repeated
+        recorder.collectives.record(func, args, kwargs, sized, part)
         if not is_on_device or func.namespace == "prim":
             return
         recorder.operations[repeated, name] += 1

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from llmsys.dryrun.summary import format_compiled_saving, format_fit
+from llmsys.dryrun.summary import format_collective_check, format_compiled_saving, format_fit
 from llmsys.estimate.memory_timeline import GIB
 from llmsys.report.estimate_page import CATEGORY_COLOURS, NUM_CATEGORIES
 from llmsys.report.html_markup import build_details, build_table, format_number
@@ -76,7 +76,11 @@ def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
             [plot_memory(first)],
         ),
         ReportSection("estimate", "Estimate", [_build_estimate_table(first["estimate"])]),
-        ReportSection("collectives", "Collectives", [_build_collective_table(first)]),
+        ReportSection(
+            "collectives",
+            "Collectives",
+            [_build_collective_table(first), _build_check_table(results)],
+        ),
         ReportSection("waits", "Waits", [_build_wait_table(first)]),
         ReportSection(
             "kernels", "Kernels", [_build_choice_table(first), _build_kernel_table(first)]
@@ -85,7 +89,13 @@ def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
             "ranks", "Ranks", [_build_rank_table(results), _build_kind_table(parameters)]
         ),
     ]
-    notes = [format_fit(one) for one in results if not one["fits"]] + [
+    notes = [format_fit(one) for one in results if not one["fits"]]
+    notes += [
+        f"rank {one['rank']}: {format_collective_check(one['collective_check'])[0]}"
+        for one in results
+        if one["collective_check"]["differences"]
+    ]
+    notes += [
         *filter(None, [format_compiled_saving(first)]),
         "Tensors have shapes and no numbers. Streams run one after the other, so memory that an "
         "overlap of communication and computation holds longer is not in the peak.",
@@ -180,6 +190,15 @@ def _build_collective_table(result: dict[str, Any]) -> Markup:
         for one in result["collectives"]
     ]
     return build_table(("operation", "axis", "ranks", "in a step", "GiB"), rows, numeric=(2, 3, 4))
+
+
+def _build_check_table(results: Sequence[dict[str, Any]]) -> Markup:
+    rows = []
+    for one in results:
+        check = one["collective_check"]
+        found = [*check["differences"], *(f"not checked: {name}" for name in check["unchecked"])]
+        rows += [(str(one["rank"]), text) for text in found or ["as the layout asks"]]
+    return build_table(("rank", "collectives and shards against the layout"), rows, numeric=(0,))
 
 
 def _build_wait_table(result: dict[str, Any]) -> Markup:

@@ -15,12 +15,13 @@ from typing import Any
 from llmsys.config.attention_device import AttentionDevice
 from llmsys.config.run import RunConfig
 from llmsys.dryrun.categories import SAVED
+from llmsys.dryrun.collective_check import compare_collectives
 from llmsys.dryrun.kernel_flops import count_backward_channels, count_forward_channels
 from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
 from llmsys.dryrun.rank_session import RankSession, SessionOutcome
 from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.device_profile import DeviceProfile
-from llmsys.estimate.flops import count_flops
+from llmsys.estimate.flops import count_flops, list_attention_flops
 from llmsys.estimate.peak_memory import OUTSIDE_BYTES, estimate_peak_memory
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
@@ -51,6 +52,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
     saving = estimate_compiled_saving(session)
     needed = int((memory["peak_bytes"] - saving) * (1 + ALLOCATOR_SLACK)) + OUTSIDE_BYTES
     repeats = session.count_repeats
+    check = compare_collectives(recorder.collectives, outcome.local_sizes, session.context)
     operations = _sum_phases(recorder.operations, session)
     return {
         "rank": request.rank,
@@ -62,16 +64,18 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "micro_sequences": compute_micro_batch(config, session.layout)[0],
         "micro_batches": session.num_micro_batches,
         "fits": needed <= capacity,
+        "is_proven": needed <= capacity and not check.differences,
         "capacity_bytes": capacity,
         "needed_bytes": needed,
         "compiled_saving_bytes": saving,
         "memory": memory,
         "host_copy_bytes": outcome.host_copy_bytes,
         "collectives": [asdict(one) for one in recorder.collectives.list_collectives(repeats)],
-        "recorded_micro_batches": min(2, session.num_micro_batches),
+        "collective_check": asdict(check),
+        "recorded_micro_batches": session.num_recorded,
         "num_waits": sum(one.count for one in recorder.waits.list_waits()),
         "waits": [asdict(one) for one in recorder.waits.list_waits()],
-        "kernels": list_kernels(config, session.profile),
+        "kernels": list_kernels(config, session.profile, session.stage.layers),
         "attention": {
             name: n
             for name, n in operations.items()
@@ -85,6 +89,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
             {"owner": owner, "tensor": tensor, "count": n}
             for (owner, tensor), n in recorder.squares.items()
         ],
+        "probe_length": None if session.probe is None else session.probe.length,
         "compiled": {
             "signatures": dict(Counter(name for name, _ in session.signatures.counts)),
             "recompiled": dict(session.signatures.recompiled),
@@ -118,26 +123,31 @@ def estimate_compiled_saving(session: RankSession) -> int:
     return max(0, before - after)
 
 
-def list_kernels(config: RunConfig, profile: DeviceProfile) -> list[dict[str, Any]]:
-    """List the attention kernels of a model by the decision table.
+def list_kernels(
+    config: RunConfig, profile: DeviceProfile, layers: frozenset[int]
+) -> list[dict[str, Any]]:
+    """List the attention kernels of a rank by the decision table.
 
     Args:
         config: The config of the run.
         profile: The device.
+        layers: Layers that the rank has.
 
     Returns:
         One entry for each group of layers, with the kernel and the reason.
     """
+    whole = config.model.family == "encoder_decoder"  # it has no pipeline
+    groups = list_attention_groups(config, AttentionDevice("cuda", profile.compute_capability))
+    counts = [len(group.layers if whole else layers.intersection(group.layers)) for group in groups]
     return [
         {
             "stack": group.stack,
             "attention": group.attention,
-            "layers": len(group.layers),
+            "layers": count,
             **asdict(group.choice),
         }
-        for group in list_attention_groups(
-            config, AttentionDevice("cuda", profile.compute_capability)
-        )
+        for group, count in zip(groups, counts, strict=True)
+        if count
     ]
 
 
@@ -153,18 +163,17 @@ def build_attention_flops(session: RankSession) -> dict[str, float] | None:
     """
     config = session.config
     layout = session.layout
-    kernels = [group["kernel"] for group in list_kernels(config, session.profile)]
+    kernels = [
+        group["kernel"] for group in list_kernels(config, session.profile, session.stage.layers)
+    ]
     computed = sum(_sum_phases(session.recorder.attention_flops, session).values())
     if "eager" in kernels or not computed:
         return None
     policy = config.train.activation_checkpoint
     # Under these policies backward runs the forward of attention once more.
     repeats = policy == "full" or (policy == "selective" and set(kernels) == {"flex"})
-    source, length = config.sequence_lengths
     sequences, micro_batches = compute_micro_batch(config, layout)
-    forward = count_flops(
-        config.model, source, sequences, target_length=length, documents=session.request.documents
-    ).attention / (layout.tensor * layout.context)
+    forward = _count_needed_forward(session, sequences) / (layout.tensor * layout.context)
     traits = list_attention_groups(
         config, AttentionDevice("cuda", session.profile.compute_capability)
     )[0].traits
@@ -172,6 +181,23 @@ def build_attention_flops(session: RankSession) -> dict[str, float] | None:
     backward = forward * count_backward_channels(*widths) / count_forward_channels(*widths)
     needed = micro_batches * (forward * (1 + repeats) + backward)
     return {"needed": needed, "computed": computed, "ratio": computed / needed}
+
+
+def _count_needed_forward(session: RankSession, sequences: int) -> float:
+    """Count the operations of attention that the documents of a micro-batch need, in the layers of
+    this rank's stages.
+    """
+    config = session.config
+    documents = session.request.documents
+    source, length = config.sequence_lengths
+    if session.layout.pipeline == 1:
+        return count_flops(
+            config.model, source, sequences, target_length=length, documents=documents
+        ).attention
+    by_layer = list_attention_flops(config.model, source, sequences, documents)
+    stage = session.stage
+    own = sum(by_layer[layer] for layer in stage.layers)
+    return own + (sum(by_layer[config.model.num_hidden_layers :]) if stage.last else 0)
 
 
 def build_memory_result(tracker: MemoryTracker, block_share: float) -> dict[str, Any]:

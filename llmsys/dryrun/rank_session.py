@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import _disable_current_modes
 
+from llmsys.config.engine import TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
@@ -32,6 +33,8 @@ from llmsys.dryrun.categories import (
     UPDATE,
 )
 from llmsys.dryrun.dry_run_request import DryRunRequest
+from llmsys.dryrun.expected_messages import RankContext
+from llmsys.dryrun.expected_passes import ONCE, REPEATED, list_passes
 from llmsys.dryrun.fake_cluster import (
     CompiledSignatures,
     build_fake_mode,
@@ -47,6 +50,7 @@ from llmsys.dryrun.fake_cluster import (
 from llmsys.dryrun.forced_routing import build_forced_routing, replace_routing
 from llmsys.dryrun.module_names import track_modules
 from llmsys.dryrun.operation_watch import OperationWatch, replace_tolist
+from llmsys.dryrun.position_probe import find_position_probe
 from llmsys.dryrun.pretended_device import DEVICE, build_device_properties, install_device
 from llmsys.dryrun.rank_parameters import ParameterCounts, compute_parameter_counts
 from llmsys.dryrun.recorder import DryRunRecorder
@@ -56,6 +60,8 @@ from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.data_parallel_choice import resolve_data_parallel_for_profile
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.peak_memory import find_largest_micro_batch
+from llmsys.estimate.pipeline_stages import cut_layers, list_rank_stages
+from llmsys.estimate.rank_parameters import PipelineStage
 from llmsys.estimate.software_profile import MemoryProfile, has_triton
 from llmsys.model.transformer import Transformer
 from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
@@ -80,11 +86,13 @@ class SessionOutcome:
         parameters: elements that every rank holds.
         host_copy_bytes: copy of this rank's state in host memory.
         process_bytes: peak memory of this process.
+        local_sizes: elements of each parameter that this rank holds, by name.
     """
 
     parameters: ParameterCounts
     host_copy_bytes: int
     process_bytes: int
+    local_sizes: dict[str, int]
 
 
 class RankSession:
@@ -109,10 +117,44 @@ class RankSession:
         config = resolve_data_parallel_for_profile(config, self.layout, profile)
         self.config = self._resolve_micro_sequences(config)
         self.num_micro_batches = compute_micro_batch(self.config, self.layout)[1]
+        self.probe = find_position_probe(self.config, self.layout)
         self.seconds: dict[str, float] = {}
         self.step = 0
         self.signatures = CompiledSignatures()
         self.watch = OperationWatch(self.recorder)
+
+    @property
+    def stage(self) -> PipelineStage:
+        """The layers and the ends of the model that this rank has; all without a pipeline."""
+        config = self.config
+        if self.layout.pipeline == 1:
+            return PipelineStage(frozenset(range(config.model.num_hidden_layers)), True, True, 1.0)
+        stages = list_rank_stages(
+            config.model, self.layout, config.batch.sequence_length, self.num_micro_batches
+        )
+        return stages[self.request.rank // self.layout.ranks_per_stage]
+
+    @property
+    def context(self) -> RankContext:
+        """All that the expected messages of the rank follow from."""
+        layout = self.layout
+        model = self.config.model
+        stages: tuple[range, ...] = (range(model.num_hidden_layers),)
+        if layout.pipeline > 1:
+            cut = cut_layers(model, layout, self.config.batch.sequence_length)
+            own = cut.list_rank_stages(self.request.rank // layout.ranks_per_stage)
+            stages = tuple(cut.stages[stage] for stage in own)
+        return RankContext(
+            self.config,
+            layout,
+            self.request.rank,
+            self.stage,
+            stages,
+            list_passes(layout, self.request.rank, self.num_micro_batches, self.parts),
+            compute_micro_batch(self.config, layout)[0],
+            self.config.batch.sequence_length,
+            self.request.expert_skew,
+        )
 
     def _resolve_micro_sequences(self, config: RunConfig) -> RunConfig:
         if config.batch.micro_sequences != "auto":
@@ -139,9 +181,11 @@ class RankSession:
             self._run_steps(engine)
             self._run_evaluation(engine)
             host_bytes = self._copy_state(engine)
+            self._find_tables(engine)
         counts = compute_parameter_counts(engine.module, self.layout, self.request.rank)
+        sizes = {name: get_local(one).numel() for name, one in engine.module.named_parameters()}
         torch.distributed.destroy_process_group()
-        return SessionOutcome(counts, host_bytes, read_resident_memory("VmHWM"))
+        return SessionOutcome(counts, host_bytes, read_resident_memory("VmHWM"), sizes)
 
     def _prepare_torch(self) -> None:
         recorder = self.recorder
@@ -154,14 +198,6 @@ class RankSession:
         track_resizes(recorder.memory)
         replace_tolist(recorder.waits)
         self.signatures.install()
-        model = self.config.model
-        recorder.sequence_length = self.config.batch.sequence_length
-        if recorder.sequence_length in (
-            model.hidden_size,
-            model.intermediate_size,
-            model.vocab_size,
-        ):
-            recorder.min_table_dims = 4  # activations, (B, T, D), would be taken for tables
         functions = vars(build_engine_module)
         build_model = build_engine_module.build_model
         build_loss = functions["build_training_loss"]
@@ -253,7 +289,8 @@ class RankSession:
         update_expert_balance(engine.module, True)
 
     def _build_micro_batches(self, step: int) -> list[Batch]:
-        """Return the first and the last micro-batch of a step; those between repeat the first.
+        """Return the first and the last micro-batch of a step, and one of those between where
+        they are different.
 
         In a pipeline all of them: several are under way at a time.
         """
@@ -261,21 +298,40 @@ class RankSession:
         if self.layout.pipeline > 1:
             batch: Batch = build_synthetic_batch(self.config, sequences, self.request.documents)
             return [batch] * self.num_micro_batches
-        names = ["last"] if self.num_micro_batches == 1 else ["first", "last"]
 
-        def build_batch(name: str) -> Batch:
+        def build_batch(name: str, part: str) -> Batch:
             def mark() -> None:
-                self.watch.begin_forward(f"step {step}, {name} micro-batch", name)
+                self.watch.begin_forward(f"step {step}, {name} micro-batch", part)
 
             return build_synthetic_batch(
                 self.config, sequences, self.request.documents
             ).attach_mark(mark)
 
-        return [build_batch(name) for name in names]
+        parts = self.parts
+        names = {1: ("last",), 2: ("first", "last"), 3: ("first", "middle", "last")}[len(parts)]
+        return [build_batch(name, part) for name, part in zip(names, parts, strict=True)]
 
-    def count_repeats(self, phase: str) -> int:
-        """Return the number of times that a phase of the logs occurs in a step."""
-        return self.num_micro_batches - 1 if phase == "first" else 1
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Parts of the step of the micro-batches that run: two, of which the first stands for all
+        but the last; three where the first one alone gathers weights.
+        """
+        engine = self.config.engine
+        keeps_weights = isinstance(engine, TorchEngineConfig) and engine.keeps_weights_in_step
+        if self.num_micro_batches == 1:
+            return (ONCE,)
+        if keeps_weights and self.num_micro_batches > 2:
+            return (ONCE, REPEATED, ONCE)
+        return (REPEATED, ONCE)
+
+    @property
+    def num_recorded(self) -> int:
+        """Micro-batches that run in a step."""
+        return self.num_micro_batches if self.layout.pipeline > 1 else len(self.parts)
+
+    def count_repeats(self, part: str) -> int:
+        """Return the number of times that a part of the logs occurs in a step."""
+        return self.num_micro_batches - len(self.parts) + 1 if part == REPEATED else 1
 
     def _run_evaluation(self, engine: Engine) -> None:
         began = time.process_time()
@@ -298,6 +354,27 @@ class RankSession:
         copies = HostStateCopy().copy_from_device(engine.get_state().tensors)
         self._record_seconds("save", began)
         return sum(get_local(one).numel() * one.element_size() for one in copies.values())
+
+    def _find_tables(self, engine: Engine) -> None:
+        """Take a step of one micro-batch whose length marks the dimensions of positions. Nothing of
+        it but tables is recorded.
+        """
+        if self.probe is None:
+            return
+        began = time.process_time()
+        gc.collect()
+        batch = self.config.batch.model_copy(update={"sequence_length": self.probe.length})
+        config = self.config.model_copy(update={"batch": batch})
+        sequences = compute_micro_batch(self.config, self.layout)[0]
+        self.recorder.memory.is_closed = self.signatures.is_closed = True
+        self.recorder.probe = self.probe
+        engine.train_step(
+            [build_synthetic_batch(config, sequences, self.request.documents)],
+            compute_learning_rate(self.config, self.step),
+            extras=(0.0,),
+        )
+        update_expert_balance(engine.module, True)
+        self._record_seconds("tables", began)
 
     def _record_seconds(self, name: str, began: float) -> None:
         self.seconds[name] = time.process_time() - began

@@ -9,6 +9,7 @@ from llmsys.dryrun.categories import PARAMETERS
 from llmsys.dryrun.collective_log import CollectiveLog
 from llmsys.dryrun.host_waits import HostWaitLog
 from llmsys.dryrun.memory_tracker import MemoryTracker
+from llmsys.dryrun.position_probe import PositionProbe
 
 
 @dataclass
@@ -32,7 +33,7 @@ class DryRunRecorder:
         operations: calls by (phase, operation) on the device.
         flops: FLOPs of products and attention by (phase, operation).
         attention_flops: FLOPs that attention kernels compute, by (phase, operation).
-        squares: storages with T × T positions in their last two dims, by (owner, type and shape).
+        squares: tables of positions by positions, by (owner, type and shape).
         phase: the current phase.
         modules: names of the modules whose forward is running, innermost last.
     """
@@ -46,11 +47,8 @@ class DryRunRecorder:
     squares: Counter[tuple[str, str]] = field(default_factory=Counter)
     phase: Phase = field(default_factory=Phase)
     modules: list[str] = field(default_factory=list)
-    sequence_length: int = 0
-    min_table_dims: int = 3
-    """Dims of a table of positions by positions: 4 where a width of the model equals the
-    sequence length.
-    """
+    probe: PositionProbe | None = None
+    """Set while a step runs that looks for tables of positions by positions."""
     is_paused: bool = False
     """Set while torch computes on full-size tensors that no device holds, such as for DTensor's
     sharding rules.
@@ -65,7 +63,9 @@ class DryRunRecorder:
         self.collectives.is_recording = self.waits.is_recording = False
 
     def enter_phase(self, name: str, category: str, repeated: str = "step") -> None:
-        """Begin a phase of the timeline."""
+        """Begin a phase of the timeline; a probe is none."""
+        if self.probe is not None:
+            return
         self.phase.name = name
         self.phase.category = category
         self.phase.repeated = repeated

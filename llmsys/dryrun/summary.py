@@ -7,6 +7,7 @@ from llmsys.estimate.memory_timeline import GIB
 
 NUM_OWNERS = 6
 NUM_WAITS = 12
+NUM_DIFFERENCES = 20
 
 
 def format_dry_run(result: dict[str, Any]) -> str:
@@ -41,6 +42,48 @@ def format_fit(result: dict[str, Any]) -> str:
         f"{capacity:.1f} GiB on {result['device']}{missing}; tensors hold "
         f"{memory['peak_bytes'] / GIB:.2f} GiB in {memory['peak_phase']}"
     )
+
+
+def format_verdict(result: dict[str, Any]) -> str:
+    """Return whether a rank fits, and what the comparison of its collectives found.
+
+    Args:
+        result: from `run_dry_run`.
+
+    Returns:
+        Lines.
+    """
+    check = format_collective_check(result["collective_check"])
+    return "\n".join([format_fit(result), *(f"  {line}" for line in check)])
+
+
+def format_collective_check(check: dict[str, Any]) -> list[str]:
+    """Return what the comparison of collectives and shards with the layout found.
+
+    Args:
+        check: `collective_check` of a result.
+
+    Returns:
+        Lines: a verdict, each difference, and what has no expectation.
+    """
+    differences = check["differences"]
+    if differences:
+        verdict = (
+            f"{len(differences)} differences from the collectives and shards that the layout asks "
+            "for:"
+        )
+    elif check["num_messages"]:
+        verdict = (
+            "collectives and shards are those that the layout asks for "
+            f"({check['num_messages']:,} calls compared)"
+        )
+    else:
+        verdict = "shards are those that the layout asks for; no collective is compared"
+    lines = [verdict]
+    lines += [f"  {one}" for one in differences[:NUM_DIFFERENCES]]
+    if len(differences) > NUM_DIFFERENCES:
+        lines.append(f"  and {len(differences) - NUM_DIFFERENCES} more, which the page lists")
+    return lines + [f"collectives of {name} are not checked" for name in check["unchecked"]]
 
 
 def format_compiled_saving(result: dict[str, Any]) -> str:
@@ -83,6 +126,7 @@ def _iter_lines(result: dict[str, Any]) -> Iterator[str]:
             f"  {one['operation']:<22}{one['axis']:<14}{one['ranks']:>6}"
             f"{one['count']:>8}{one['bytes'] / GIB:>10.2f}"
         )
+    yield from format_collective_check(result["collective_check"])
     yield from _iter_wait_lines(result)
     yield from _iter_kernel_lines(result)
     parameters = result["parameters"]
@@ -146,12 +190,7 @@ def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:
             f"  kernels compute {flops['ratio']:.3f} times the {flops['needed'] / 1e12:,.1f} "
             "TFLOP that the documents of this batch need, with whole tiles and padded widths"
         )
-    if squares := result["squares"]:
-        largest = max(squares, key=lambda one: int(one["count"]))
-        yield (
-            f"  tables of positions by positions: {sum(one['count'] for one in squares)}, most by "
-            f"{largest['owner'] or 'the model'}: {largest['tensor']}"
-        )
+    yield _format_tables(result)
     compiled = result["compiled"]
     if compiled["signatures"]:
         variants = sum(compiled["signatures"].values())
@@ -160,3 +199,17 @@ def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:
             f"compiled blocks: {variants} input signatures, {again} of them first seen in the "
             "second step"
         )
+
+
+def _format_tables(result: dict[str, Any]) -> str:
+    if result["probe_length"] is None:
+        return "  tables of positions by positions are not looked for: no probe fits this model"
+    squares = result["squares"]
+    text = (
+        f"  tables of positions by positions: {sum(one['count'] for one in squares)} in a "
+        "micro-batch"
+    )
+    if not squares:
+        return text
+    largest = max(squares, key=lambda one: int(one["count"]))
+    return f"{text}, most by {largest['owner'] or 'the model'}: {largest['tensor']}"

@@ -63,6 +63,14 @@ def iter_recomputed_matrices(
 
     torch stops as soon as it has all that backward asks for. After the last product there is a sum
     alone, which asks for nothing, unless a norm, dropout or the weights of experts follow.
+
+    Args:
+        model: architecture.
+        rows: parameters to choose from.
+        recompute: policy of `train.activation_checkpoint`.
+
+    Yields:
+        Rows of the matrices.
     """
     if recompute != "full" and not model.residual.is_reversible:
         return
@@ -231,6 +239,28 @@ def count_flops(
     return FlopsCount(
         convention, sequences * length, forward, 3 * forward - spared + repeated, attention
     )
+
+
+def list_attention_flops(
+    model: ModelConfig, sequence_length: int, sequences: int, documents: Sequence[int] = ()
+) -> list[int]:
+    """Count the forward operations of self-attention layer by layer, as `causal` counts them.
+
+    Args:
+        model: a model of one stack.
+        sequence_length: tokens of a window.
+        sequences: windows of the batch.
+        documents: lengths in tokens of packed documents, repeated until a window is full.
+
+    Returns:
+        Operations of scores and weighted sums of each layer, then of each prediction module.
+    """
+    packed = _PackedSequence(sequence_length, documents, exact=True)
+    layers = len([*_iter_attention_layers(model)])
+    # Those of distances come first, for all layers, then scores.
+    found = [*_iter_self_attention_flops(model, packed)]
+    pairs = zip(found[:layers], found[layers:], strict=True)
+    return [sequences * (distances + scores) for distances, scores in pairs]
 
 
 def _count_weight_multiplications(

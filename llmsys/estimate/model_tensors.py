@@ -29,7 +29,14 @@ Rows = Iterator[ParameterTensor]
 
 
 def list_model_tensors(model: ModelConfig) -> list[ParameterTensor]:
-    """Return all parameters of the model, tied ones once."""
+    """Return all parameters of the model, tied ones once.
+
+    Args:
+        model: the architecture.
+
+    Returns:
+        Rows, each of one tensor or of the same tensor of several blocks.
+    """
     return list(_list_tensors(model))
 
 

@@ -162,9 +162,16 @@ def _list_short_ended_stages(stages: list[range], ranks: int) -> list[PipelineSt
 
 
 def count_tensor_shards(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
-    """Over how many tensor ranks a row inside a block is split
-    (llmsys/parallel/tensor_parallel.py); experts are
-    dealt.
+    """Return over how many tensor ranks a row inside a block is split
+    (llmsys/parallel/tensor_parallel.py); experts are dealt.
+
+    Args:
+        row: the parameters.
+        layout: resolved layout.
+        model: architecture of the whole model.
+
+    Returns:
+        The number of ranks; 1 where each has all of it.
     """
     part = row.name.rpartition(".")[0].rpartition(".")[2]
     if row.is_routed or not is_in_block(row) or part not in SPLIT_BY_OUTPUTS | SPLIT_BY_INPUTS:
@@ -179,6 +186,12 @@ def count_tensor_shards(row: ParameterTensor, layout: ParallelLayout, model: Mod
 def is_in_block(row: ParameterTensor) -> bool:
     """Return whether a row belongs to a block, which FSDP gathers by itself; the rest is
     gathered once.
+
+    Args:
+        row: the parameters.
+
+    Returns:
+        True for blocks of all stacks and of prediction modules.
     """
     return "blocks." in row.name or ".block." in row.name
 
@@ -194,11 +207,19 @@ def count_full_elements(row: ParameterTensor, layout: ParallelLayout, model: Mod
 
 
 def count_local_elements(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
-    """Elements of one copy on rank 0: its part of the first dim, or of another one of experts
-    (`select_shard_dim`).
+    """Count the elements of one copy on rank 0: its part of the first dim, or of another one of
+    experts (`select_shard_dim`).
 
     Parameters outside of blocks are sharded over all ranks of a copy, those inside over the ranks
     that do not split them by tensor.
+
+    Args:
+        row: the parameters.
+        layout: resolved layout.
+        model: architecture of the whole model.
+
+    Returns:
+        Elements of the longest shard.
     """
     shards = count_shards(row, layout)
     if row.is_routed:
@@ -212,7 +233,15 @@ def count_local_elements(row: ParameterTensor, layout: ParallelLayout, model: Mo
 
 
 def count_shards(row: ParameterTensor, layout: ParallelLayout) -> int:
-    """Count the ranks over which FSDP shards what `count_full_elements` counts."""
+    """Count the ranks over which FSDP shards what `count_full_elements` counts.
+
+    Args:
+        row: the parameters.
+        layout: resolved layout.
+
+    Returns:
+        The number of ranks.
+    """
     if row.is_routed:
         return layout.ranks_per_replica // layout.expert
     return layout.shard * layout.context if is_in_block(row) else layout.ranks_per_replica

@@ -2,12 +2,17 @@
 
 import json
 import shlex
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llmsys.config.loading.config_files import list_config_names
 from llmsys.config.loading.load import read_config
+from llmsys.dryrun import dry_run
+from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.page import write_dry_run
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import FOLDER
@@ -75,6 +80,58 @@ def test_a_rank_that_does_not_fit_is_printed_written_and_exits_with_1(
     assert len(written) < MAX_PAGE_BYTES
 
 
+def test_a_wrong_collective_is_named_and_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = "missing: all_reduce over tensor (2 ranks: 0, 1), float32, 256 bytes"
+    check = {"num_messages": 9, "differences": [found], "unchecked": ["the optimizer muon"]}
+    result = run_tiny() | {"collective_check": check, "is_proven": False}
+    monkeypatch.setattr(dry_run, "iter_dry_runs", lambda request, all_kinds: iter([result]))
+    words = ["dryrun", str(write_tiny_config()), f"nodes=1:{RANKS}", "device=h100-sxm"]
+    output = tmp_path / "out"
+    assert main([*words, "--output", str(output)]) == 1
+    printed = capsys.readouterr().out
+    assert (
+        f"1 differences from the collectives and shards that the layout asks for:\n  {found}"
+        in (printed)
+    )
+    assert "collectives of the optimizer muon are not checked" in printed
+    page = (output / "dryrun.html").read_text()
+    assert found in page
+    assert "not checked: the optimizer muon" in page
+
+
+def test_all_configs_run_each_on_its_cluster_and_name_those_that_are_refuted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {}
+
+    def answer(request: DryRunRequest, *, all_kinds: bool) -> Iterator[dict[str, Any]]:
+        assert all_kinds
+        asked[request.config] = request.nodes, request.node_devices, request.device
+        yield run_tiny()
+        if request.config == "train/decoder-tiny":
+            yield run_tiny() | {"rank": 7, "is_proven": False}
+        if request.config == "train/t5-tiny":
+            raise ConfigError("no such thing. Use another.")
+
+    monkeypatch.setattr(dry_run, "iter_dry_runs", answer)
+    assert main(["dryrun", "--all-configs", "--output", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    shipped = [name for name in list_config_names() if name.startswith("train/")]
+    assert sorted(asked) == shipped
+    assert asked["train/llama-8b-64xh100"] == (8, 8, "h100-sxm")
+    assert asked["train/olmoe-1b-7b-1xh200"] == (1, 1, "h200")
+    assert asked["train/decoder-tiny"] == (1, 2, "h100-sxm")
+    assert "no such thing. Use another." in printed
+    assert printed.splitlines()[-4:-1] == [
+        f"{len(shipped) - 2} of {len(shipped)} configs are proven",
+        "  train/decoder-tiny",
+        "  train/t5-tiny",
+    ]
+    assert (tmp_path / "train" / "decoder-tiny" / "dryrun.html").is_file()
+
+
 @needs_chromium
 @pytest.mark.browser
 def test_the_page_of_two_ranks_is_drawn_and_nothing_is_cut(tmp_path: Path) -> None:
@@ -100,6 +157,7 @@ def test_the_page_is_written_below_runs_which_git_ignores(repository: Path) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--all-configs"], "is given too. Leave one of them out."),
         (["device=h100-sxm"], "A dry run needs a cluster, and nodes is not given. Give nodes=8:8"),
         (["nodes=8:8"], "and device is not given"),
         (

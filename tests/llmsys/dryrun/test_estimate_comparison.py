@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmsys.dryrun.kernel_flops import BACKWARD_TILE, FORWARD_TILE
-from tests.helpers.dry_runs import EXPERTS, LENGTH, run_tiny
+from tests.helpers.dry_runs import EXPERTS, LAYERS, LENGTH, run_tiny
 
 STATE_SHARE = 0.04
 """Blocks of 512 bytes, and a step count for each parameter: much of a model of 300 KiB, nothing
@@ -54,10 +54,16 @@ def test_gathered_weights_are_those_that_fsdp_holds_at_each_moment() -> None:
     assert get_items("backward of the first block") == (0, 0)
 
 
-def test_attention_computes_whole_tiles_of_what_the_documents_need() -> None:
-    flops = run_tiny()["attention_flops"]
+@pytest.mark.parametrize(("overrides", "rank"), [((), 0), (("layout.pipeline=2",), 4)])
+def test_attention_computes_whole_tiles_of_what_the_documents_need(
+    overrides: tuple[str, ...], rank: int
+) -> None:
+    """Also on a rank of a pipeline, which has one of the two layers."""
+    result = run_tiny(*overrides, rank=rank)
+    flops = result["attention_flops"]
     pairs = LENGTH * (LENGTH + 1) // 2
     # A document of 32 tokens is one tile, forward and backward.
     tile = FORWARD_TILE[0] * FORWARD_TILE[1]
     assert tile == BACKWARD_TILE[0] * BACKWARD_TILE[1]
     assert flops["ratio"] == pytest.approx(tile / pairs)
+    assert [group["layers"] for group in result["kernels"]] == [1 if overrides else LAYERS]

@@ -1,0 +1,62 @@
+"""Laws of the probe: planted tables of positions are found whatever their dimensions are, and
+products of positions by widths are none.
+"""
+
+import pytest
+
+from llmsys.config.loading.load import read_config
+from llmsys.dryrun.position_probe import PositionProbe, find_position_probe
+from tests.helpers.dry_runs import LENGTH, WIDTH, run_planted, run_tiny
+
+PLANT = """
+from llmsys.model.transformer_block import TransformerBlock
+forward = TransformerBlock.forward
+def tabulate(self, x, *arguments, **options):
+    length = x.shape[1]
+    self.table = {table}
+    return forward(self, x, *arguments, **options)
+TransformerBlock.forward = tabulate
+"""
+# The sequence is as long as the model is wide.
+AS_WIDE = (
+    f"batch.sequence_length={WIDTH}",
+    f"model.max_position_embeddings={WIDTH}",
+)
+
+
+@pytest.mark.parametrize(
+    ("table", "overrides", "tensor"),
+    [
+        ("x.new_zeros(length, length)", (), f"bfloat16 [{LENGTH}, {LENGTH}]"),
+        ("x.new_zeros(length, length)", AS_WIDE, f"bfloat16 [{WIDTH}, {WIDTH}]"),
+        ("x @ x.mT", AS_WIDE, f"bfloat16 [1, {WIDTH}, {WIDTH}]"),
+        ("x.new_zeros(length * length)", (), f"bfloat16 [{LENGTH**2}]"),
+    ],
+    ids=["two dimensions", "as wide as long", "a product", "flat"],
+)
+def test_a_planted_table_is_found(table: str, overrides: tuple[str, ...], tensor: str) -> None:
+    squares = run_planted(PLANT.format(table=table), *overrides)["squares"]
+    assert [one["owner"] for one in squares if one["tensor"] == tensor] == ["blocks.*"]
+
+
+def test_a_product_as_wide_as_long_on_a_tensor_rank_is_no_table() -> None:
+    """A rank has half of 64 channels, and 32 positions: as many."""
+    overrides = ("layout.tensor=2", f"model.intermediate_size={2 * LENGTH}")
+    result = run_tiny(*overrides)
+    assert result["probe_length"] is not None
+    assert result["squares"] == []
+
+
+def test_the_probe_is_the_longest_multiple_of_a_prime_that_no_width_has() -> None:
+    config = read_config("train/llama-8b-64xh100", ["layout.tensor=8", "layout.context=2"]).run
+    layout = config.resolve_layout(64)
+    probe = find_position_probe(config, layout)
+    assert probe == PositionProbe(16 * 509, 509, 8192)
+
+
+def test_shapes_are_those_of_the_whole_sequence() -> None:
+    probe = PositionProbe(length=62, prime=31, full_length=64)
+    assert probe.scale_shape((2, 62, 31, 96)) == (2, 64, 32, 96)
+    assert probe.is_table((2, 62, 31))
+    assert probe.is_table((62 * 62,))
+    assert not probe.is_table((62, 96, 4096))

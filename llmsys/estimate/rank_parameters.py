@@ -75,7 +75,8 @@ class PipelineStage:
             model: architecture of the whole model.
         """
         for row in list_model_tensors(model):
-            if row.name.startswith("blocks."):
+            # Cells of a recurrent model are of no single layer, and it has one stage.
+            if row.name.startswith("blocks.") and row.layers:
                 layers = tuple(layer for layer in row.layers if layer in self.layers)
                 if layers:
                     yield replace(row, layers=layers)

@@ -4,6 +4,7 @@ import pytest
 
 from llmsys.config.loading.load import load_model_config
 from llmsys.config.model import ModelConfig
+from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.rank_parameters import PipelineStage, _cut_evenly, list_pipeline_stages
 from llmsys.estimate.software_profile import MemoryProfile
 
@@ -76,3 +77,11 @@ def test_short_ends_have_every_layer_once_and_no_rank_without_layers_counts(rank
         layer for stage in _cut_evenly(LLAMA.num_hidden_layers, program) for layer in stage
     ] == list(range(126))
     assert all(stage.layers for stage in list_pipeline_stages(LLAMA, program))
+
+
+@pytest.mark.parametrize("name", ["model/lstm-seq2seq", "model/t5-small", "model/mixtral-8x7b"])
+def test_one_stage_has_every_parameter_of_the_model(name: str) -> None:
+    model = load_model_config(name)
+    (stage,) = list_pipeline_stages(model, MemoryProfile())
+    held = [row.name for row in stage.iter_parameters(model)]
+    assert held == [row.name for row in list_model_tensors(model)]

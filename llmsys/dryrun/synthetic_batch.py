@@ -61,7 +61,7 @@ def build_synthetic_batch(
             row.
 
     Returns:
-        The batch, int64 on the CPU.
+        The batch on the CPU: int64, and bytes of patches.
     """
     with _disable_current_modes():
         return _build_real_batch(config, sequences, documents).count_documents()
@@ -112,6 +112,13 @@ def _build_real_batch(config: RunConfig, sequences: int, documents: tuple[int, .
             return MarkedBatch(tokens_BT, tokens_BT.clone(), source_BS=source_BS)
         case ClassificationConfig():
             assert isinstance(config.model.head, ClassificationHeadConfig)
+            if (patches := config.model.patches) is not None:
+                shape = sequences, length - patches.num_leading, patches.patch_values
+                return MarkedBatch(
+                    torch.zeros(shape, dtype=torch.uint8),
+                    tokens_BT[:, :1].clone(),
+                    real_BT=torch.ones_like(tokens_BT, dtype=torch.bool),
+                )
             return MarkedBatch(
                 tokens_BT, tokens_BT[:, :1].clone(), documents_BT=torch.zeros_like(tokens_BT)
             )

@@ -67,7 +67,11 @@ def build_case_config(
             "tokens": 10 * SEQUENCES * parity_model.length,
         },
     }
-    for name, section in sections.items():
+    # FSDP2 unless a case names its engine: most of what happens between steps happens to it.
+    engine = {"kind": "torch"} | sections.get("engine", {})
+    if engine["kind"] == "torch":
+        engine = {"data_parallel": "fsdp"} | engine
+    for name, section in (sections | {"engine": engine}).items():
         settings[name] = settings.get(name, {}) | section
     return RunConfig.model_validate(settings)
 

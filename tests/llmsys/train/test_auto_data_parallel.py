@@ -87,7 +87,7 @@ def test_the_rank_with_the_least_memory_and_the_machines_decide() -> None:
 def test_the_choice_is_said_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="llmsys"):
         resolve_data_parallel(run(), CPU)
-        resolve_data_parallel(run(engine={"kind": "torch"}), CPU)
+        resolve_data_parallel(run(engine={"kind": "torch", "data_parallel": "fsdp"}), CPU)
     assert [record.getMessage() for record in caplog.records] == [
         "engine.data_parallel=auto is plain: whole weights fit, and no wrapper is in their way"
     ]

@@ -61,7 +61,10 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "micro-batches": (1, ("batch.micro_sequences=2",)),
     "plain": (1, ("engine.data_parallel=plain", "batch.micro_sequences=4")),
     "fsdp": (2, ("engine.data_parallel=fsdp",)),
-    "fsdp, micro-batches by cost": (2, ("batch.micro_sequences=2", "batch.assignment=balanced")),
+    "fsdp, micro-batches by cost": (
+        2,
+        ("engine.data_parallel=fsdp", "batch.micro_sequences=2", "batch.assignment=balanced"),
+    ),
     "ddp": (2, ("engine.data_parallel=ddp", "layout.shard=1", "layout.replicate=2")),
     "tensor": (2, ("layout.tensor=2", "batch.micro_sequences=4")),
     "context": (2, ("layout.context=2",)),

@@ -181,6 +181,7 @@ def _describe_run(best: Any, device: Any, cluster: Any) -> "PlannedRun":
         accelerator_hours=cost.accelerator_hours,
         amount=cost.money,
         currency=cluster.currency,
+        price_per_hour=cluster.price_per_hour,
     )
 
 

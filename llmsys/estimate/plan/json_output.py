@@ -44,6 +44,7 @@ class PlannedRun(ResultSection):
     accelerator_hours: PercentileInterval = Field(description="Hours times devices.")
     amount: PercentileInterval = Field(description="Price of the run.")
     currency: str = Field(description="Currency of the cluster file.")
+    price_per_hour: float = Field(description="Price of a device, which a cluster file gives.")
 
 
 class PlannedProgram(LayoutPrice):

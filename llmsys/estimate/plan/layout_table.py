@@ -122,7 +122,8 @@ def _iter_plan_lines(data: PlanOutput) -> Iterator[str]:
         yield ""
         yield (
             f"the run in the fastest layout: {_format_interval(run.hours)} hours, "
-            f"{_format_interval(run.amount)} {run.currency} (P50, P10 to P90)"
+            f"{_format_interval(run.amount)} {run.currency} (P50, P10 to P90), "
+            f"at {run.price_per_hour:g} {run.currency} an hour for each device"
         )
     if data.rejected:
         yield ""

@@ -19,6 +19,7 @@ from llmsys.calibrate.machine_probe import (
 from llmsys.calibrate.training_steps import StepRate
 from llmsys.config.loading.load import read_config
 from llmsys.config.train import Precision
+from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile, KernelEfficiency, load_device_profile
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.launch.main import main
@@ -94,8 +95,15 @@ def test_this_machine_is_a_device_of_estimate_and_plan(
     result = json.loads(capsys.readouterr().out)
     assert result["time"]["ranks"] == 1
     assert main(["plan", "train/decoder-tiny", "--my-machine", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["device"] == "two threads"
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["device"] == "two threads"
+    # Nobody rents their own machine.
+    assert planned["run"]["price_per_hour"] == 0
     # a named device wins
     named = ["--my-machine", "device=h100-sxm", "gpus=1"]
     assert main(["plan", "train/decoder-tiny", *named, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["device"] == "H100 SXM 80GB"
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["device"] == "H100 SXM 80GB"
+    assert planned["run"]["price_per_hour"] == ClusterCosts().price_per_hour
+    assert main(["plan", "train/decoder-tiny", *named]) == 0
+    assert "at 2.5 USD an hour for each device" in capsys.readouterr().out

@@ -65,6 +65,7 @@ STEP_MODEL = (
     "model.tie_word_embeddings=true",
     "batch.sequence_length=256",
     "batch.sequences=4",
+    "engine.data_parallel=plain",  # one rank
 )
 STEP_SECONDS = 3.0
 # A step of another size than the measured one: the profile errs by about this much.

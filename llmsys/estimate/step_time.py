@@ -23,6 +23,7 @@ from llmsys.estimate.communication_time import (
     estimate_pipeline_parallel_seconds,
     estimate_tensor_parallel_seconds,
 )
+from llmsys.estimate.data_parallel_choice import resolve_data_parallel_for_profile
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
 from llmsys.estimate.host_time import (
@@ -116,6 +117,7 @@ def estimate_step_time(
         P10, P50 and P90 in seconds, with the parts of P50.
     """
     config = resolve_compile_for_profile(resolve_for_profile(config, device), device, layout)
+    config = resolve_data_parallel_for_profile(config, layout, device)
     program = program or load_own_program(config)
     dtypes = select_matmul_dtypes(config) if matmul_dtype is None else (matmul_dtype, matmul_dtype)
     for dtype in dtypes:

@@ -83,3 +83,9 @@ def test_a_small_model_waits_for_the_hooks_of_its_wrapper() -> None:
     assert waits[0] < 0.4 * waits[-1]
     # Long kernels hide all of it.
     assert price("model/llama3.1-8b", FSDP, 4, 8192)["host"] == 0
+
+
+def test_the_price_is_that_of_the_wrapper_that_training_chooses() -> None:
+    llama = "model/llama3.1-8b"
+    assert price(llama, TorchEngineConfig(), 4, 8192) == price(llama, PLAIN, 4, 8192)
+    assert price(llama, TorchEngineConfig(), 32, 8192) == price(llama, FSDP, 32, 8192)

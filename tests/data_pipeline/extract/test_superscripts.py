@@ -51,6 +51,7 @@ def test_mathematics_is_marked(html: str, text: str) -> None:
     "html",
     [
         "text<sup>1</sup>",
+        "text<sup>2</sup>, the<sup>3</sup>",
         "text.<sup>2</sup>",
         "text <sup>2</sup>",
         "“text”<sup>3</sup>",

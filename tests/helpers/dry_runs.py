@@ -26,6 +26,7 @@ model:
   num_key_value_heads: 8
   max_position_embeddings: {LENGTH}
 batch: {{sequence_length: {LENGTH}, sequences: 16, micro_sequences: 1}}
+engine: {{kind: torch, data_parallel: fsdp}}
 train: {{tokens: 10_000, precision: bf16}}
 evaluation: {{micro_sequences: 1}}
 """

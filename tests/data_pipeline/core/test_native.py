@@ -145,6 +145,19 @@ def test_superscripts_and_lists_are_those_of_the_python_extractor(core: NativeCo
 
 
 @needs_compiler
+def test_a_base_is_looked_for_as_far_back_as_the_python_extractor_looks(core: NativeCore) -> None:
+    # The bracket that opens a base comes to lie outside of what is read.
+    pages = [
+        f"<p>Sum of all: ({'1' * length})<sup>2</sup> and more of it.</p>".encode()
+        for length in range(30, 60)
+    ]
+    assert find_differences(core, pages) == []
+    marked = [b"^" in (text or b"") for text in core.extract_articles(pages)]
+    assert marked[0]
+    assert not marked[-1]
+
+
+@needs_compiler
 def test_batches_are_the_same_with_the_core_on_and_off(
     core: NativeCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

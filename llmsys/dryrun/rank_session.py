@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -210,15 +210,9 @@ class RankSession:
         def build_marked_loss(config: Any) -> Any:
             loss: Loss = build_loss(config)
 
-            def compute_loss(
-                head: nn.Module | None,
-                x_BTD: Tensor,
-                targets_BT: Tensor,
-                losses_BT: Tensor | None = None,
-                /,
-            ) -> Tensor:
+            def compute_loss(*arguments: Any) -> Tensor:
                 self.watch.enter_loss()
-                return loss(head, x_BTD, targets_BT, losses_BT)
+                return loss(*arguments)
 
             return compute_loss
 

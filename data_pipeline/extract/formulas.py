@@ -31,8 +31,8 @@ IMAGE_SOURCES: Final = (
 )  # fmt: skip
 # One of these is in every page with a formula: a fast first test.
 _MARKS = (
-    b"<math", b"<MATH", b"math/", b"latex", b"mwe-math", b"=tex", b'"tex', b"'tex", b"ql-img-",
-    b"codecogs", b"cht=tx", b"equation?", b"tex.cgi?",
+    b"<math", b"<MATH", b"<Math", b"math/", b"latex", b"mwe-math", b"=tex", b'"tex', b"'tex",
+    b' tex"', b" tex'", b" tex ", b"ql-img-", b"codecogs", b"cht=tx", b"equation?", b"tex.cgi?",
 )  # fmt: skip
 
 # Elements that MathJax 2 writes before the script of a formula.
@@ -63,7 +63,7 @@ def may_hold_formulas(html: bytes) -> bool:
         html: The page.
 
     Returns:
-        False if `replace_formulas` would find nothing.
+        False: `replace_formulas` would find nothing. True: it is worth a look.
     """
     return any(mark in html for mark in _MARKS)
 

@@ -6,6 +6,7 @@ an accelerator may compute while it waits; the timeout of the collective ends th
 
 import resource
 import time
+from collections.abc import Callable
 
 import psutil
 
@@ -25,41 +26,57 @@ class WorkMeter:
         self._work_seconds = work_seconds
         self._process = psutil.Process()
         self._worked_at = time.monotonic()
-        self._mark = self._read_counters()
-        self._own_mark = 0.0  # a new thread has used no CPU time
+        self._marks = {
+            self._read_own_counters: self._read_own_counters(),
+            self._read_child_counters: self._read_child_counters(),
+        }
 
     def measure_idle_seconds(self) -> float:
         """Return the seconds since this process last worked."""
         now = time.monotonic()
-        own = time.thread_time()
-        seconds, transferred, faults = self._read_counters()
-        computed = seconds - self._mark[0] - max(0.0, own - self._own_mark)
-        is_at_work = (
-            computed >= self._work_seconds
-            or transferred - self._mark[1] >= WORK_BYTES
-            or faults - self._mark[2] >= WORK_FAULTS
-        )
-        if is_at_work or computed < 0:  # negative: a child has ended
-            self._worked_at = now if is_at_work else self._worked_at
-            self._mark = (seconds, transferred, faults)
-            self._own_mark = own
+        # Children are found among all processes of the machine. While a thread computes in Python,
+        # each of these many reads would wait for the interpreter's lock: children come last.
+        if any(self._has_worked(read) for read in self._marks):
+            self._worked_at = now
         return now - self._worked_at
 
-    def _read_counters(self) -> tuple[float, int, int]:
-        """Return the CPU seconds, the bytes transferred and the pages read by this process and
-        its children.
+    def _has_worked(self, read_counters: Callable[[], tuple[float, int, int]]) -> bool:
+        counters = read_counters()
+        seconds, transferred, faults = (
+            count - mark for count, mark in zip(counters, self._marks[read_counters], strict=True)
+        )
+        has_worked = (
+            seconds >= self._work_seconds or transferred >= WORK_BYTES or faults >= WORK_FAULTS
+        )
+        if has_worked or seconds < 0:  # negative: a child has ended, or another thread calls
+            self._marks[read_counters] = counters
+        return has_worked
+
+    def _read_own_counters(self) -> tuple[float, int, int]:
+        """Return the CPU seconds of this process but the calling thread, the bytes it transferred
+        and the pages it read.
         """
         # process_time is finer than psutil, whose times are multiples of 10 ms.
-        seconds = time.process_time()
+        seconds = time.process_time() - time.thread_time()
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        return seconds, _count_transferred_bytes(self._process), faults
+
+    def _read_child_counters(self) -> tuple[float, int, int]:
+        """Return the CPU seconds of the children and the bytes they transferred."""
+        seconds = 0.0
         transferred = 0
-        for process in (self._process, *self._process.children(recursive=True)):
+        for process in self._process.children(recursive=True):
             try:
-                if process != self._process:
-                    times = process.cpu_times()
-                    seconds += times.user + times.system
-                if hasattr(process, "io_counters"):  # not on macOS
-                    counters = process.io_counters()
-                    transferred += counters.read_chars + counters.write_chars
+                times = process.cpu_times()
+                seconds += times.user + times.system
+                transferred += _count_transferred_bytes(process)
             except psutil.Error:
                 continue
-        return seconds, transferred, resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        return seconds, transferred, 0
+
+
+def _count_transferred_bytes(process: psutil.Process) -> int:
+    if not hasattr(process, "io_counters"):  # macOS
+        return 0
+    counters = process.io_counters()
+    return int(counters.read_chars + counters.write_chars)

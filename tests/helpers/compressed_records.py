@@ -2,7 +2,9 @@
 them.
 """
 
+import bz2
 import gzip
+import lzma
 
 import pyarrow as pa
 import zstandard
@@ -22,8 +24,8 @@ def build_records() -> list[bytes]:
 
 
 def compress_records(kind: str, contents: list[bytes]) -> list[bytes]:
-    """The records as members: "gzip", "whole" (one gzip member), "zstd", "dictionary", "lz4" or
-    "plain".
+    """The records as members: "gzip", "whole" (one gzip member), "zstd", "dictionary", "lz4",
+    "bzip2", "xz" or "plain".
     """
     if kind == "gzip":
         return [gzip.compress(content, mtime=0) for content in contents]
@@ -41,4 +43,8 @@ def compress_records(kind: str, contents: list[bytes]) -> list[bytes]:
         return [first + packer.compress(contents[0]), *map(packer.compress, contents[1:])]
     if kind == "lz4":
         return [pa.compress(content, codec="lz4", asbytes=True) for content in contents]
+    if kind == "bzip2":
+        return [bz2.compress(content) for content in contents]
+    if kind == "xz":
+        return [lzma.compress(content) for content in contents]
     return contents

@@ -290,6 +290,8 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
         "min_score": 0.5}),
     _choose("data.rules[]", "perplexity", {"model": "model.arpa", "backend": "arpa"}),
     _choose("data.rules[]", "python", {"path": f"{TEMPLATES}/rule.py:NoRecipes"}),
+    _choose("data.rules[]", "annotator", {"path": f"{TEMPLATES}/annotator.py:Origin"}),
+    _choose("data.rules[]", "mapper", {"path": f"{TEMPLATES}/mapper.py:Titled"}),
     *_choose_each("data.deduplicate.url", "url", "none"),
     *_choose_each("data.deduplicate.exact", "text", "none"),
     _choose("data.deduplicate.repeated_segments", "paragraphs"),

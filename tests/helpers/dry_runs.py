@@ -2,16 +2,19 @@
 all tests.
 """
 
+import atexit
 import functools
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from llmsys.dryrun.dry_run import run_dry_run
 from llmsys.dryrun.dry_run_request import DryRunRequest
+from llmsys.dryrun.estimate_comparison import compare_with_estimate
+from llmsys.dryrun.rank_run import resolve_request
 
 LAYERS, WIDTH, INNER, VOCABULARY, LENGTH, RANKS = 2, 64, 96, 4096, 32, 8
 CONFIG = f"""
@@ -51,48 +54,104 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def build_request(
-    *overrides: str, rank: int = 0, skew: float = 1.0, device: str = "h100-sxm"
+    *overrides: str,
+    rank: int = 0,
+    skew: float = 1.0,
+    device: str = "h100-sxm",
+    documents: tuple[int, ...] = (),
 ) -> DryRunRequest:
-    return DryRunRequest(
-        str(write_tiny_config()), overrides, 1, RANKS, rank, device, expert_skew=skew
-    )
+    path = str(write_tiny_config())
+    return DryRunRequest(path, overrides, 1, RANKS, rank, device, documents, skew)
 
 
 @functools.cache
 def run_tiny(
     *overrides: str, rank: int = 0, skew: float = 1.0, device: str = "h100-sxm"
 ) -> dict[str, Any]:
-    return run_dry_run(build_request(*overrides, rank=rank, skew=skew, device=device))
+    request = build_request(*overrides, rank=rank, skew=skew, device=device)
+    result = run_forked(request)
+    return result | {"estimate": compare_with_estimate(result, resolve_request(request)[1])}
 
 
-def run_planted(plant: str, *overrides: str) -> dict[str, Any]:
+def run_planted(plant: str, *overrides: str, rank: int = 0) -> dict[str, Any]:
     """The result of a run in which `plant`, Python with `torch` imported, has changed llmsys
     before it starts.
     """
-    code = f"""
-import json, sys
-from llmsys.config.loading.load import read_config
+    return run_forked(build_request(*overrides, rank=rank), plant)
+
+
+SERVER = """
+import json, os, sys, traceback
+from pathlib import Path
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.guard_library import load_guard_library
-from llmsys.estimate.device_profile import load_device_profile
 
 guard = load_guard_library()
 import torch
 
 guard.llmsys_install_guard()
-{plant}
+torch.set_num_threads(1)
 from llmsys.dryrun.rank_result import build_rank_result
+from llmsys.dryrun.rank_run import resolve_request
 from llmsys.dryrun.rank_session import RankSession
 
-request = DryRunRequest.from_dict(json.load(sys.stdin))
-config = read_config(request.config, list(request.overrides)).run
-session = RankSession(request, config, load_device_profile(request.device))
-print(json.dumps(build_rank_result(session, session.run())))
+def run(asked):
+    exec(asked["plant"], {"torch": torch})
+    request = DryRunRequest.from_dict(asked["request"])
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(request.node_devices)}
+    profile, config = resolve_request(request)
+    session = RankSession(request, config, profile)
+    return json.dumps(build_rank_result(session, session.run()))
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            Path(asked["path"]).write_text(run(asked))
+            status = 0
+        except BaseException:
+            Path(asked["path"]).write_text(traceback.format_exc())
+        finally:
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-    given = json.dumps(build_request(*overrides).to_dict())
-    run = subprocess.run(
-        [sys.executable, "-c", code], input=given, capture_output=True, text=True, check=False
+
+
+@functools.cache
+def start_server() -> subprocess.Popen[str]:
+    """A process that has imported torch behind a pretended device, and forks for each dry run: the
+    import takes as long as a run.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    server = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
     )
-    assert run.returncode == 0, run.stderr
-    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    atexit.register(_stop, server)
+    return server
+
+
+def _stop(server: subprocess.Popen[str]) -> None:
+    assert server.stdin is not None
+    server.stdin.close()  # its loop ends
+    server.wait()
+
+
+def run_forked(request: DryRunRequest, plant: str = "") -> dict[str, Any]:
+    """The result of a dry run in a fork of the server, without the comparison with the estimate."""
+    server = start_server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        asked = {"request": request.to_dict(), "plant": plant, "path": str(path)}
+        print(json.dumps(asked), file=server.stdin, flush=True)
+        status = server.stdout.readline().strip()
+        assert status == "0", path.read_text() if path.exists() else f"ended with status {status}"
+        result: dict[str, Any] = json.loads(path.read_text())
     return result

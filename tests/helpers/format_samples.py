@@ -18,6 +18,16 @@ from typing import Any
 import pyarrow as pa
 
 from llmsys import __version__
+from llmsys.ablation.differences import compute_difference
+from llmsys.ablation.record import (
+    AblationRecord,
+    PreparedSet,
+    PreparedVariant,
+    Score,
+    ScoredRun,
+    VariantRecord,
+    save_record,
+)
 from llmsys.config.loading.config_files import format_recorded_config
 from llmsys.config.loading.yaml_files import dump_yaml
 from llmsys.convert.conversion_record import describe_origin
@@ -61,6 +71,7 @@ def write_samples(folder: Path) -> None:
     convert_from_hugging_face(scratch / "theirs", folder / "import")
     device = load_device_profile("h100-sxm")
     (folder / "device.yaml").write_text(dump_yaml(device.model_dump(mode="json")), encoding="utf-8")
+    write_ablation(folder)
     shutil.rmtree(scratch)
 
 
@@ -83,6 +94,32 @@ def write_run(folder: Path) -> None:
     assert (folder / "config.yaml").read_text() == format_recorded_config(
         config.model_dump(mode="json")
     )
+
+
+def write_ablation(folder: Path) -> None:
+    """Write the record of an ablation with one run of the base."""
+    score = Score(bits_per_byte=2.5, loss=5.0, evaluated_tokens=3, evaluated_bytes=9)
+    run = ScoredRun(fingerprints={"": "abc", "pages": "def"}, scores={"pages": score})
+    found = compute_difference({0: 2.5, 1: 2.25}, {0: 2.25, 1: 2.5})
+    assert found is not None
+    record = AblationRecord(
+        shared={"tokenizer": {"kind": "sentencepiece"}},
+        variants={
+            "base": VariantRecord(choices={"rules": []}, changes={}),
+            "one": VariantRecord(choices={"rules": [1]}, changes={"rules": [[], [1]]}),
+        },
+        sets={
+            "pages": PreparedSet(documents=1, text_bytes=9, tokens=3, left_out=2, fingerprint="def")
+        },
+        datasets={
+            "base": PreparedVariant(
+                documents=4, text_bytes=90, train_tokens=30, passes=0.5, fingerprint="abc"
+            )
+        },
+        runs={"base": {"0": run}},
+        differences={"one": {"pages": found}},
+    )
+    save_record(record, folder)
 
 
 def write_losses(folder: Path) -> None:

@@ -87,6 +87,23 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         GROUPED
         | {"head_dim": 10, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
     ),
+    "qwen3_next": (
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        GROUPED
+        | {
+            "head_dim": 8,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 10,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 6,
+            "linear_value_head_dim": 5,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
     "gemma2": ("gemma2", "Gemma2ForCausalLM", GROUPED | {"head_dim": 10, "sliding_window": 5}),
     "gemma3_text": (
         "gemma3_text",

@@ -24,6 +24,17 @@ LATENT: Changes = {
     "v_head_dim": 6,
 }
 LAYERNORM: Changes = {"norm": {"kind": "layernorm"}}
+LINEAR: Changes = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_attention": {
+        "num_key_heads": 2,
+        "num_value_heads": 4,
+        "key_head_dim": 6,
+        "value_head_dim": 10,
+        "chunk_length": 4,
+    },
+}
 BIASES: Changes = {"attention": {"kind": "multi_head", "qkv_bias": True, "output_bias": True}}
 EVERY_HEAD: Changes = {"num_key_value_heads": 4}
 
@@ -69,6 +80,19 @@ DECODERS: dict[str, Changes] = {
         "feed_forward": {"kind": "geglu_tanh"},
         "sliding_window": 5,
         "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "output gate": _attention(output_gate=True, qk_norm="head"),
+    "gated delta rule": LINEAR,
+    "gated delta rule and gated attention": {
+        **LINEAR,
+        **_attention(output_gate=True, qk_norm="head"),
+        "position": {"kind": "rope", "fraction": 0.67},
+    },
+    "gated delta rule and windows, normed sums": {
+        **LINEAR,
+        "residual": {"kind": "post"},
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "linear_attention"],
     },
     "deepnorm": {**LAYERNORM, "residual": {"kind": "deepnorm", "final_norm": True}},
     "post": {**LAYERNORM, "residual": {"kind": "post"}},
@@ -125,6 +149,12 @@ MIXTURES: dict[str, Changes] = {
         "moe": {**MOE, "router_bias": True, "expert": {"kind": "clamped_swiglu", "bias": True}},
     },
     "experts without a gate": {"moe": {**MOE, "expert": {"kind": "relu"}, "num_shared_experts": 1}},
+    "gated delta rule with experts": {"moe": {**MOE, "num_shared_experts": 1}, **LINEAR},
+    "gated delta rule predicts further": {
+        **LINEAR,
+        "layer_types": ["full_attention", "linear_attention"],
+        "multi_token_prediction": {},
+    },
     "predicts two tokens further": {"multi_token_prediction": {"depth": 2}},
     "predicts further with experts and latents": {
         **EVERY_HEAD,

@@ -49,7 +49,7 @@ def train_recorded(
         max_rows: Rows of a file, to write between checkpoints too.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, "llmsys.train.build_trainer"])
+    context.set_forkserver_preload(PRELOADED)
     environment = {
         **os.environ,
         "WORLD_SIZE": str(world_size),
@@ -97,17 +97,18 @@ def _train_rank(
     write = loss_parts.write_loss_part
     writes = 0
 
-    def write_or_die(*arguments: Any) -> None:
+    def write_or_die(*arguments: Any) -> loss_parts.LossPart:
         nonlocal writes
         writes += 1
         dies = kill is not None and (rank, writes) == (kill.rank, kill.write)
         if dies and kill is not None and kill.when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        write(*arguments)
+        part = write(*arguments)
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
+        return part
 
-    vars(loss_recorder)["write_loss_part"] = write_or_die
+    vars(loss_parts)["write_loss_part"] = write_or_die
     if max_rows is not None:
         loss_recorder.MAX_ROWS = max_rows
     train_run(load_run_config(words[0], list(words[1:])), lambda *_: [])

@@ -24,9 +24,7 @@ def train_ranks(words: Sequence[str], world_size: int, cache: Path, fatal: str =
     from llmsys.parallel.port import find_free_port
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [*PRELOADED, "s3fs", "llmsys.config.loading.load", "llmsys.train.build_trainer"]
-    )
+    context.set_forkserver_preload(PRELOADED)
     environment = {
         **os.environ,
         "LLMSYS_CACHE": str(cache),

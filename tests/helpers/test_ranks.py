@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.helpers import native_crash
-from tests.helpers.ranks import CrashError, run_ranks
+from tests.helpers import native_crash, ranks
+from tests.helpers.ranks import CrashError, CrashWarning, run_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -20,6 +20,14 @@ def crash(rank: int) -> None:
     if rank == 1:
         ctypes.string_at(0)
     dist.barrier()
+
+
+def crash_once(rank: int, mark: Path) -> int:
+    if rank == 1 and not mark.exists():
+        mark.touch()
+        ctypes.string_at(0)
+    dist.barrier()
+    return rank
 
 
 def crash_after_the_answer(rank: int) -> int:
@@ -56,6 +64,8 @@ def leave(rank: int) -> None:
 @pytest.fixture(autouse=True)
 def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(native_crash, "FOLDER", tmp_path)
+    monkeypatch.setattr(ranks, "FORGIVEN_CRASHES", 0)
+    monkeypatch.setattr(ranks, "_crashes", [])
     return tmp_path
 
 
@@ -75,6 +85,17 @@ def test_a_crash_of_native_code_fails_with_the_frames_of_its_threads(crashes: Pa
     if cores:
         assert cores[0].stat().st_size
         assert "\n#1 " in told or "No native frames" in told
+
+
+def test_ranks_run_again_after_the_first_crash_and_fail_after_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(ranks, "FORGIVEN_CRASHES", 1)
+    with pytest.warns(CrashWarning, match=r"the ranks ran again: rank 1 was killed by SIGSEGV"):
+        assert run_ranks(crash_once, 2, tmp_path / "first", checks_heap=False) == [0, 1]
+    with pytest.raises(CrashError, match=r"rank 1 was killed by SIGSEGV"):
+        run_ranks(crash_once, 2, tmp_path / "second", checks_heap=False)
 
 
 def test_a_crash_after_the_answer_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,15 @@ LATENT = DECODER | {
     "num_key_value_heads": 4,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+HYBRID = LLAMA | {
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "shared_expert_intermediate_size": 20,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+}
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 BERT = {
     "vocab_size": 48,
@@ -191,6 +200,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe, plain": (
         "Qwen3MoeForCausalLM",
         LLAMA | EXPERTS | {"head_dim": 8, "norm_topk_prob": False},
+    ),
+    "qwen3_next": ("Qwen3NextForCausalLM", HYBRID | EXPERTS),
+    "qwen3_next, dense, biased": (
+        "Qwen3NextForCausalLM",
+        HYBRID
+        | {
+            "num_experts": 4,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [0, 1, 2],
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
     ),
     "gemma2": (
         "Gemma2ForCausalLM",
@@ -391,6 +413,10 @@ def randomize_parameters(model: nn.Module, seed: int = 0) -> None:
         if parameter.requires_grad:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(parameter + 0.3 * noise if parameter.dim() == 1 else 0.3 * noise)
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            # Small enough for the states of linear attention to live through a row.
+            parameter.uniform_(-9, -5, generator=generator)
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "final_logits_bias")):
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))

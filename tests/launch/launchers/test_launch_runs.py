@@ -80,7 +80,8 @@ def test_printed_commands_run_as_printed_and_the_run_folder_alone_makes_the_run_
     )
     one = checkout(tmp_path / "one", ROOT)
     (one / "llmsys" / "new.py").write_text(
-        "import os, sys\nprint('by', os.environ['NCCL_X'], file=sys.stderr)\n"
+        # in one write: what two processes print in pieces mixes
+        "import os\nos.write(2, f\"by {os.environ['NCCL_X']}\\n\".encode())\n"
     )
     # neither is committed
     with (one / "llmsys" / "train" / "build_trainer.py").open("a") as opened:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
+from llmsys.data_pipeline.core.input_fields import FIELDS, to_json_value
 from llmsys.dataset.token_shards import ArrowFileWriter
 from llmsys.storage.stored_formats import DOCUMENTS, DROPPED
 
@@ -106,14 +107,14 @@ DROPPED_SCHEMA = pa.schema(
 )
 
 
-def build_document_schema(statistics: Iterable[str]) -> pa.Schema:
+def build_document_schema(columns: Iterable[pa.Field]) -> pa.Schema:
     """Return the schema of kept documents.
 
     Args:
-        statistics: Names of float32 columns that rules add, such as `gopher_quality.words`.
+        columns: Columns that rules add, such as `gopher_quality.words`, float32.
 
     Returns:
-        The fixed columns, then one column per statistic, in the given order.
+        The fixed columns, then those of rules, in the given order.
     """
     fields = [
         ("id", pa.string()),
@@ -127,9 +128,35 @@ def build_document_schema(statistics: Iterable[str]) -> pa.Schema:
         ("note", pa.string()),  # see TEXT_SCHEMA
         ("text", pa.large_string()),
     ]
-    return pa.schema(
-        [*fields, *((name, pa.float32()) for name in statistics)], DOCUMENTS.arrow_metadata
-    )
+    return pa.schema([*fields, *columns], DOCUMENTS.arrow_metadata)
+
+
+def add_fields_column(schema: pa.Schema) -> pa.Schema:
+    """Add the column of the input's further fields.
+
+    Args:
+        schema: Schema of documents or dropped documents, with or without the column.
+
+    Returns:
+        The schema of a work file, with the column as the last one.
+    """
+    own = [field for field in schema if field.name != FIELDS]
+    return pa.schema([*own, (FIELDS, pa.large_string())], schema.metadata)
+
+
+def fill_fields_column(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with the column of the input's further fields as the last one.
+
+    Args:
+        batch: Rows of a work file, with or without the column.
+
+    Returns:
+        The rows; the column is null where it was absent.
+    """
+    schema = add_fields_column(batch.schema)
+    nulls = pa.nulls(batch.num_rows, pa.large_string())
+    columns = [batch.column(n) if n in batch.schema.names else nulls for n in schema.names]
+    return pa.record_batch(columns, schema=schema)
 
 
 def compute_document_id(url: str, date: str, payload: bytes) -> str:
@@ -239,6 +266,53 @@ def count_text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     return lengths
 
 
+def read_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as mappings, whatever their columns hold.
+
+    Args:
+        batch: Rows of documents or dropped documents.
+
+    Returns:
+        Values by column; times that Python's `datetime` cannot hold as text.
+    """
+    columns = [read_cells(column) for column in batch.columns]
+    names = batch.schema.names
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def read_cells(column: pa.Array) -> list[Any]:
+    """Return the values of a column.
+
+    Args:
+        column: Any column of documents.
+
+    Returns:
+        Python objects; times that `datetime` cannot hold as text.
+    """
+    try:
+        values: list[Any] = column.to_pylist()
+    # nanoseconds, years after 9999, an unknown time zone
+    except (ValueError, OverflowError, KeyError):
+        width = pa.int32() if column.type.bit_width == 32 else pa.int64()
+        payloads = column.cast(width).to_pylist()
+        kind = str(column.type)
+        values = [None if one is None else to_json_value({kind: one}) for one in payloads]
+    return values
+
+
+def count_row_bytes(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the size of each row's text and further fields.
+
+    Args:
+        batch: Rows of a work file of documents.
+
+    Returns:
+        UTF-8 bytes, int64 of shape (rows,).
+    """
+    sizes = count_text_bytes(batch.column("text"))
+    return sizes + count_text_bytes(batch.column(FIELDS)) if FIELDS in batch.schema.names else sizes
+
+
 def concat_batches(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Concatenate record batches into one that owns its buffers, so that equal rows are written as
     equal bytes.
@@ -267,8 +341,8 @@ class PartitionWriter(BlockWriter):
             path: The file to write.
             schema: Its columns, with `id` and `text`.
             shards: Number of document files over which `write` divides the rows.
-            limit_bytes: UTF-8 bytes of text in memory, about: the batch that reaches it is still
-                buffered, and then all of them are written.
+            limit_bytes: UTF-8 bytes of text and fields in memory, about: the batch that reaches it
+                is still buffered, and then all of them are written.
         """
         super().__init__(ArrowFileWriter(path, schema, "zstd"))
         self._shards = shards
@@ -300,7 +374,7 @@ class PartitionWriter(BlockWriter):
             self._add_bytes(batch)
 
     def _add_bytes(self, batch: pa.RecordBatch) -> None:
-        self._bytes += int(count_text_bytes(batch.column("text")).sum())
+        self._bytes += int(count_row_bytes(batch).sum())
         if self._bytes >= self._limit:
             self._flush()
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llmsys.data_pipeline.core.document_schema import EXCERPT_CHARACTERS
+from llmsys.data_pipeline.core.input_fields import FIELDS
 from llmsys.dataset.manifest import DropCount, DropExample, FunnelStage
 
 EXAMPLES = 3  # per test, which bounds the manifest
@@ -207,7 +208,7 @@ def build_dropped_rows(
         verdicts: Test, value, threshold and reason of each document.
 
     Returns:
-        One row per document. Texts are cut to `EXCERPT_CHARACTERS`.
+        One row per document, with its further fields. Texts are cut to `EXCERPT_CHARACTERS`.
     """
     return [
         {
@@ -220,6 +221,7 @@ def build_dropped_rows(
             "reason": reason,
             "bytes": len((document["text"] or "").encode()),
             "text": (document["text"] or "")[:EXCERPT_CHARACTERS],
+            **({FIELDS: document[FIELDS]} if FIELDS in document else {}),
         }
         for document, (test, value, threshold, reason) in zip(documents, verdicts, strict=True)
     ]

@@ -8,15 +8,18 @@ Invariants:
 
 from collections.abc import Collection, Iterator, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, assert_never
 
 from llmsys.config.cleaning import PythonExtractorConfig, TrafilaturaExtractorConfig
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
+    AnnotatorConfig,
     BadWordsConfig,
     FastTextClassifierConfig,
     LinearClassifierConfig,
+    MapperConfig,
     PerplexityConfig,
     PythonRuleConfig,
 )
@@ -36,8 +39,10 @@ from llmsys.config.quality_rules import (
     RuleConfig,
 )
 from llmsys.data_pipeline.core.journal import Journal
-from llmsys.data_pipeline.language.rules_by_language import list_dictionaries
+from llmsys.data_pipeline.language.rules_by_language import list_dictionaries, list_word_rules
+from llmsys.data_pipeline.rules.python_document import load_python_annotator, load_python_mapper
 from llmsys.data_pipeline.rules.python_rule import load_python_rule
+from llmsys.data_pipeline.text.splitting_rules import has_splitting_rules
 from llmsys.errors import ConfigError, DataError
 
 
@@ -100,6 +105,33 @@ def list_rule_libraries(data: CrawlConfig) -> list[str]:
             _require_package_version(package, f"the dictionary {name}", extra)
             for package in packages
         ]
+    codes = [code for code in list_word_rules(data) if not has_splitting_rules(code)]
+    # One entry, however many languages need it.
+    return found + sorted({_require_spacy(code) for code in codes})
+
+
+def _require_spacy(code: str) -> str:
+    """Return spaCy's version, which splits words by the rules of a language.
+
+    Raises:
+        ConfigError: It is not installed, or has no such language.
+    """
+    found = _require_package_version(
+        "spacy",
+        f"words.rules: {code} of a language profile",
+        "spacy",
+        instead=", or take the rules for any language: xx",
+    )
+    spec = find_spec("spacy")
+    # Without an import, which takes half a second.
+    folders = [] if spec is None else [Path(one) for one in spec.submodule_search_locations or ()]
+    files = [folder / "lang" / code / "__init__.py" for folder in folders]
+    if not code.isidentifier() or not any(file.is_file() for file in files):
+        raise ConfigError(
+            f"words.rules: {code} of a language profile is no language of {found}. Take the code "
+            "of another language, as in https://spacy.io/usage/models#languages, or xx for any "
+            "that puts spaces between words."
+        )
     return found
 
 
@@ -126,6 +158,8 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
             | FinewebQualityConfig()
             | NativeTextConfig()
             | PythonRuleConfig()
+            | AnnotatorConfig()
+            | MapperConfig()
         ):
             return
         case unreachable:
@@ -230,6 +264,10 @@ def require_resource_files(data: CrawlConfig) -> None:
     for rule in data.rules:
         if isinstance(rule, PythonRuleConfig):
             load_python_rule(rule)
+        elif isinstance(rule, AnnotatorConfig):
+            load_python_annotator(rule)
+        elif isinstance(rule, MapperConfig):
+            load_python_mapper(rule)
 
 
 def compute_file_digests(journal: Journal, files: Sequence[Path]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llmsys.data_pipeline.core.document_schema import read_rows
 from llmsys.data_pipeline.graph.quarantine import read_quarantine_rows
 from llmsys.dataset.manifest import load_manifest
 from llmsys.dataset.manifest_section import format_record_place
@@ -42,7 +43,7 @@ def find_dropped_documents(
     kept: list[dict[str, Any]] = []  # at most `limit` rows: a dataset may drop millions
     for found in iter_matches(folder, wanted):
         total += found.num_rows
-        kept = heapq.nsmallest(limit, [*kept, *found.to_pylist()], key=lambda row: row["id"])
+        kept = heapq.nsmallest(limit, [*kept, *read_rows(found)], key=lambda row: row["id"])
     given_up = [
         row
         for row in read_quarantine_rows(folder)

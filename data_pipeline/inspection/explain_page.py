@@ -133,11 +133,17 @@ def _format_stage_details(
     }
     if own:
         measured = (
-            f"{name.partition('.')[2]} {format_measured_value(value)}{ranges.get(name, '')}"
+            f"{name.partition('.')[2]} {_format_cell(value)}{ranges.get(name, '')}"
             for name, value in own.items()
         )
         return ", ".join(measured)
     return f"{counts['bytes_in']:,} bytes in, {counts['bytes_out']:,} bytes out"
+
+
+def _format_cell(value: Any) -> str:
+    """Format a number as reasons do, and what an annotator gave as text."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return format_measured_value(value) if is_number else f"{value!s:.80}"
 
 
 def _format_ranges(limits: LanguageThresholds, code: str) -> dict[str, str]:

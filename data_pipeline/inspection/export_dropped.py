@@ -5,11 +5,13 @@ whole texts as they were extracted: before lines were removed and Unicode repair
 never extracted has no text.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA
+from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, concat_batches
 from llmsys.data_pipeline.core.task_record import list_extracted_texts
 from llmsys.data_pipeline.inspection.dropped_documents import describe_no_match, iter_matches
 from llmsys.data_pipeline.stages.export_documents import open_document_writer
@@ -19,6 +21,7 @@ from llmsys.progress import Progress
 
 FORMATS = ("parquet", "jsonl.zst", "jsonl")
 _BATCH_ROWS = 1_000
+_FURTHER = "(further columns)"  # no column has such a name
 
 
 def export_dropped_documents(folder: Path, wanted: dict[str, str], output: Path) -> tuple[int, int]:
@@ -49,8 +52,11 @@ def export_dropped_documents(folder: Path, wanted: dict[str, str], output: Path)
         )
     rows = {}
     for found in iter_matches(folder, wanted):
-        for row in found.to_pylist():
-            rows[row["file"], row["offset"]] = row | {"text": None}
+        # The columns of the input stay Arrow, whatever their type.
+        further = found.select([n for n in found.schema.names if n not in DROPPED_SCHEMA.names])
+        for number, row in enumerate(found.select(DROPPED_SCHEMA.names).to_pylist()):
+            place = row["file"], row["offset"]
+            rows[place] = row | {"text": None, _FURTHER: further.slice(number, 1)}
     if not rows:
         raise DataError(describe_no_match(folder, wanted))
     sources = list_extracted_texts(folder)
@@ -61,7 +67,7 @@ def export_dropped_documents(folder: Path, wanted: dict[str, str], output: Path)
         )
     total = len(rows)
     missing = len(rows)
-    schema = pa.schema([*DROPPED_SCHEMA])
+    schema = pa.schema([*DROPPED_SCHEMA, *further.schema])
     with (
         open_document_writer(output, form, schema) as write,
         Progress("export", total=total, unit="document") as shown,
@@ -84,9 +90,17 @@ def export_dropped_documents(folder: Path, wanted: dict[str, str], output: Path)
                     for one in picked
                 ]
                 missing -= sum(bool(one["text"]) for one in full)
-                write(pa.RecordBatch.from_pylist(full, schema))
+                if full:
+                    write(_build_batch(full, schema))
                 shown.advance(len(full))
         left = [row | {"text": ""} for row in rows.values()]  # places that could not be read
         for start in range(0, len(left), _BATCH_ROWS):
-            write(pa.RecordBatch.from_pylist(left[start : start + _BATCH_ROWS], schema))
+            write(_build_batch(left[start : start + _BATCH_ROWS], schema))
     return total, missing
+
+
+def _build_batch(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return dropped documents with the columns of the input."""
+    own = pa.RecordBatch.from_pylist(list(rows), pa.schema([*DROPPED_SCHEMA]))
+    further = concat_batches([row[_FURTHER] for row in rows])
+    return pa.record_batch([*own.columns, *further.columns], schema=schema)

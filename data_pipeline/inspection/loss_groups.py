@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from llmsys.data_pipeline.core.document_schema import read_cells
 from llmsys.data_pipeline.rules.url import parse_host_names
 from llmsys.dataset.document_losses import DocumentLosses, read_side_columns
 from llmsys.dataset.token_split import TokenShards
@@ -189,7 +190,7 @@ def read_document_column(
                 places = np.searchsorted(sorted_ids, theirs)
                 places[places == len(sorted_ids)] = 0
                 rows = np.flatnonzero(sorted_ids[places] == theirs)
-                cells = batch.column(stored).take(pa.array(rows)).to_pylist()
+                cells = read_cells(batch.column(stored).take(pa.array(rows)))
                 for place, cell in zip(own[places[rows]].tolist(), cells, strict=True):
                     values[place] = cell if derive is None or cell is None else derive(cell)
     return values

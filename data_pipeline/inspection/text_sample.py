@@ -4,9 +4,9 @@ Reads the beginning of a few files with the reader, extractor, languages and rul
 Writes into a temporary folder, and nothing else.
 """
 
-import lzma
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -16,20 +16,23 @@ import pyarrow.compute as pc
 
 from llmsys.config.cleaning import ReadConfig
 from llmsys.config.data import CrawlConfig
+from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.data_pipeline.language.rules_by_language import serialize_rules_by_language
 from llmsys.data_pipeline.readers.input_files import find_input_files
 from llmsys.data_pipeline.readers.page_reader import read_pages
 from llmsys.data_pipeline.stages.apply_rules import apply_rules_to_file
 from llmsys.data_pipeline.stages.extract_text import extract_file
+from llmsys.data_pipeline.tokenize.train_sentencepiece import train_sentencepiece
 from llmsys.dataset.token_shards import read_batches
 
 # Files of which a sample is read: the first, the last, and some between.
 SAMPLED_FILES = 4
 # Bytes of each, as it is stored; about 50 pages of a crawl in one megabyte.
 SAMPLED_BYTES = 1 << 20
-# Bytes of kept text that are compressed, in equal parts of the files: a size that a small text has
-# too, because more text compresses better.
-COMPRESSED_BYTES = 1 << 18
+# Bytes of kept text that are looked at, in equal parts of the files.
+TOKENIZED_BYTES = 1 << 21
+# One line in four is left out of the training, and measured.
+HELDOUT_LINES = 4
 # As SentencePiece has it.
 CHARACTER_COVERAGE = 0.9995
 
@@ -41,15 +44,18 @@ class TextSample:
     Attributes:
         share: Bytes of kept text per byte of the files as they are stored; above 1 where
             compression saves more than filtering.
-        xz_bits_per_byte: Bits per byte that xz -9 needs for at most `COMPRESSED_BYTES` of it: how
-            hard the text is to predict.
-        num_characters: Different characters that make up 99.95 % of the sample, each of which
-            needs a piece of the vocabulary.
+        num_bytes: Bytes of the kept text that was looked at.
+        num_characters: Different characters that make up 99.95 % of it, each of which needs a piece
+            of the vocabulary.
+        bytes_per_token: Bytes of a token by pieces of the vocabulary, of tokenizers that are
+            trained on `TOKENIZED_BYTES` of it, on lines that they have not seen. Vocabularies
+            that the sample is too small for are left out.
     """
 
     share: float
-    xz_bits_per_byte: float
+    num_bytes: int
     num_characters: int
+    bytes_per_token: dict[int, float]
 
 
 def measure_text_share(data: CrawlConfig, *, is_crawl: bool) -> float | None:
@@ -69,8 +75,10 @@ def measure_text_share(data: CrawlConfig, *, is_crawl: bool) -> float | None:
     return None if sample is None else sample.share
 
 
-def measure_text_sample(data: CrawlConfig, *, is_crawl: bool) -> TextSample | None:
-    """Measure how much text input files will leave, and how hard it is to predict.
+def measure_text_sample(
+    data: CrawlConfig, *, is_crawl: bool, vocabularies: Sequence[int] = ()
+) -> TextSample | None:
+    """Measure how much text input files will leave, and how long its tokens are.
 
     Neither duplicates nor lists of URLs are looked at: a sample has fewer duplicates than the
     whole.
@@ -79,6 +87,7 @@ def measure_text_sample(data: CrawlConfig, *, is_crawl: bool) -> TextSample | No
         data: The section `data` of a run, whose inputs are local files.
         is_crawl: The inputs are crawl files, whose pages are extracted and filtered; text of other
             files is taken as it is.
+        vocabularies: Pieces of the tokenizers to measure.
 
     Returns:
         The sample; None where it has nothing that can be read.
@@ -90,26 +99,51 @@ def measure_text_sample(data: CrawlConfig, *, is_crawl: bool) -> TextSample | No
     step = max(1, (len(found.paths) - 1) // (SAMPLED_FILES - 1))
     paths = found.paths[::step][:SAMPLED_FILES]
     read = kept = 0
-    texts = []
+    texts: list[bytes] = []
     with tempfile.TemporaryDirectory(prefix="llmsys-sample-") as folder:
         for path in paths:
             settings = found.get_read_config(path, data.read)
             sampled = _SampledTexts()
             if is_crawl:
-                stop, text = _measure_pages(path, data, settings, Path(folder), sampled)
+                stop, num_kept = _measure_pages(path, data, settings, Path(folder), sampled)
             else:
-                stop, text = _measure_documents(path, data, settings, sampled)
+                stop, num_kept = _measure_documents(path, data, settings, sampled)
             read += stop
-            kept += text
-            texts.append(sampled.select_bytes(COMPRESSED_BYTES // len(paths)))
+            kept += num_kept
+            texts.append(sampled.select_bytes(TOKENIZED_BYTES // len(paths)))
     whole = b"\n".join(texts)
     if not (read and kept and whole.strip()):
         return None
+    text = whole.decode("utf-8", "ignore")
+    lengths = {pieces: _measure_token_bytes(text, pieces) for pieces in vocabularies}
     return TextSample(
         share=kept / read,
-        xz_bits_per_byte=8 * len(lzma.compress(whole, preset=9)) / len(whole),
-        num_characters=_count_characters(whole.decode("utf-8", "ignore")),
+        num_bytes=len(whole),
+        num_characters=_count_characters(text),
+        bytes_per_token={
+            pieces: length for pieces, length in lengths.items() if length is not None
+        },
     )
+
+
+def _measure_token_bytes(text: str, vocabulary: int) -> float | None:
+    """Train a tokenizer on three of four lines of a text, and return the bytes of its tokens on the
+    fourth; None where the text has too few pieces.
+    """
+    lines = [line for line in text.split("\n") if line]
+    heldout = lines[HELDOUT_LINES - 1 :: HELDOUT_LINES]
+    learnt = [line for number, line in enumerate(lines) if (number + 1) % HELDOUT_LINES]
+    if not heldout:
+        return None
+    config = SentencePieceConfig(vocab_size=vocabulary)
+    try:
+        model = train_sentencepiece(learnt, config)
+    except RuntimeError:  # fewer pieces than the vocabulary has
+        return None
+    import sentencepiece  # slow to import
+
+    ids = sentencepiece.SentencePieceProcessor(model_proto=model).encode("\n".join(heldout))
+    return len("\n".join(heldout).encode()) / len(ids)
 
 
 def _count_characters(text: str) -> int:

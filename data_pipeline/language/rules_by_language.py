@@ -19,6 +19,7 @@ from llmsys.config.language import (
     DictionaryWordsConfig,
     LanguageConfig,
     LanguageProfile,
+    SpacedWordsConfig,
     list_known_codes,
     serialize_language_rules,
 )
@@ -76,6 +77,19 @@ def list_dictionaries(data: CrawlConfig) -> list[str]:
     return sorted(
         {splitter.dictionary for splitter in words if isinstance(splitter, DictionaryWordsConfig)}
     )
+
+
+def list_word_rules(data: CrawlConfig) -> list[str]:
+    """List the languages by whose rules words between spaces are split.
+
+    Args:
+        data: the config.
+
+    Returns:
+        Sorted codes, as spaCy names languages.
+    """
+    words = [profile.words for profile in _load_profiles(data).values()]
+    return sorted({splitter.rules for splitter in words if isinstance(splitter, SpacedWordsConfig)})
 
 
 def _load_profiles(data: CrawlConfig) -> dict[str, LanguageProfile]:

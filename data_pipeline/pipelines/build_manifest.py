@@ -20,6 +20,7 @@ from llmsys.config.data import CrawlConfig
 from llmsys.config.input_files import sort_inputs
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.data_pipeline.core.funnel import DECONTAMINATE, PII, FunnelCounts
+from llmsys.data_pipeline.core.input_columns import ChosenColumns
 from llmsys.data_pipeline.core.journal import compute_json_digest
 from llmsys.data_pipeline.core.staging import find_output, is_change_unfinished
 from llmsys.data_pipeline.core.task_record import TaskRecord
@@ -60,6 +61,7 @@ class StageRecords:
         extracted: One record per input block, quarantined ones included.
         filtered: One record per extracted block.
         rewritten: Records of each stage that removed repeats from texts.
+        columns: Columns from further fields of the input; None where no input may have any.
         collected: One record per document file, after cleaning.
         exports: One record per exported file.
         thresholds: Documents nearest to each threshold.
@@ -73,6 +75,7 @@ class StageRecords:
     extracted: Sequence[TaskRecord]
     filtered: Sequence[TaskRecord] = ()
     rewritten: Sequence[Sequence[TaskRecord]] = ()
+    columns: ChosenColumns | None = None
     collected: Sequence[TaskRecord] = ()
     exports: Sequence[TaskRecord] = ()
     thresholds: tuple[ThresholdReport, ...] = ()
@@ -196,6 +199,8 @@ def build_manifest(
         usage=_compute_usage(data.folder, outcome),
         decontamination=_build_decontamination_summary(outcome.collected),
         thresholds=outcome.thresholds,
+        input_columns=outcome.columns.summary if outcome.columns else (),
+        column_notes=outcome.columns.notes if outcome.columns else (),
     )
 
 

@@ -9,14 +9,18 @@ Invariants:
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cache, cached_property, partial
 from typing import Any, Literal
 
-from llmsys.config.cleaning import ReadConfig
+from llmsys.config.cleaning import PiiReplacementConfig, ReadConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import parse_language_rules
 from llmsys.config.python_code import compute_code_digest
 from llmsys.config.tokenizer import TokenizerConfig
+from llmsys.data_pipeline.core.funnel import PII
+from llmsys.data_pipeline.core.input_columns import ChosenColumns, choose_columns
+from llmsys.data_pipeline.core.input_fields import FieldCounts
 from llmsys.data_pipeline.core.journal import EncodedJson, compute_json_digest
 from llmsys.data_pipeline.core.staging import get_write_path
 from llmsys.data_pipeline.core.task_record import (
@@ -66,6 +70,8 @@ from llmsys.data_pipeline.readers.input_files import (
     compute_input_identity,
     get_input_name,
     get_input_size,
+    is_csv_name,
+    may_have_fields,
 )
 from llmsys.data_pipeline.stages.apply_rules import apply_rules_to_file
 from llmsys.data_pipeline.stages.collect import collect_shard
@@ -77,6 +83,7 @@ from llmsys.data_pipeline.stages.split_inputs import (
     list_input_blocks,
     split_input_file,
 )
+from llmsys.dataset.token_shards import read_schema
 from llmsys.storage.paths import is_remote
 
 
@@ -126,6 +133,7 @@ class DocumentPipeline:
         state = deduplication.run_comparisons(filtered, names)
         outcome.rewritten = state.rewritten_records
         state = state.add_unread(select_items(extracted, remaining))
+        outcome.columns = self._choose_columns(files, outcome.extracted, state)
         outcome.collected = self._run_collect_stage(state, outcome)
         if has_cleaning(self.data):
             from llmsys.data_pipeline.pipelines.cleaning_stages import run_cleaning_stages
@@ -134,7 +142,10 @@ class DocumentPipeline:
                 self.data, self.runner, self._run_stage, outcome.collected
             )
         outcome.require_documents()
-        outcome.exports = run_export_stage(self.data, self._run_stage, outcome.collected)
+        # Tokens are counted where they are encoded.
+        counts_tokens = until == "tokens" and self.data.documents.export_columns != "own"
+        if not counts_tokens:
+            outcome.exports = run_export_stage(self.data, self._run_stage, outcome.collected)
         outcome.thresholds = run_threshold_stage(
             self.data, self.rules, self._run_stage, outcome.collected, list_funnel_stages(self.data)
         )
@@ -153,6 +164,10 @@ class DocumentPipeline:
         outcome.encoded = run_encoding_stage(
             self.data, self._run_stage, outcome.collected, outcome.tokenizer, files.heldout
         )
+        if counts_tokens:
+            outcome.exports = run_export_stage(
+                self.data, self._run_stage, outcome.collected, outcome.encoded
+            )
         stored_ids = outcome.tokenizer.result["vocab_size"]
         outcome.tokens = run_token_stage(self.data, self._run_stage, outcome.encoded, stored_ids)
         outcome.indexes = run_index_stage(self.data, self._run_stage, outcome.tokens)
@@ -281,10 +296,14 @@ class DocumentPipeline:
         versions = list_extractor_versions(self.data)
 
         @cache
-        def get_settings(read: ReadConfig) -> tuple[StageArguments, EncodedJson]:
+        def get_settings(read: ReadConfig, keeps: bool) -> tuple[StageArguments, EncodedJson]:
+            read = read if keeps else read.model_copy(update={"keep_fields": "none"})
             data = self.data.model_copy(update={"read": read})
             dumped = data.model_dump(mode="json", include={"extract", "read", "url"})
+            # Not in the key of a file without further fields.
+            dumped["read"].pop("keep_fields", None)
             code = [] if read.reader is None else [compute_code_digest(read.reader)]
+            code += [f"fields {read.keep_fields}"] if keeps else []
             shared = StageArguments(
                 config=config, read=read, urls=self.data.url, lists=tuple(lists)
             )
@@ -292,7 +311,8 @@ class DocumentPipeline:
             return shared, EncodedJson.from_value(settings)
 
         def build_task(block: InputBlock) -> Task:
-            shared, settings = get_settings(files.get_read_config(block.source, self.data.read))
+            read = files.get_read_config(block.source, self.data.read)
+            shared, settings = get_settings(read, may_have_fields(block.source, read))
             outputs = [f"work/extracted.packs/{block.name}", f"work/unread.packs/{block.name}"]
             own = {"source": block.source, "start": block.start, "stop": block.stop}
             if not is_remote(block.source):
@@ -300,6 +320,8 @@ class DocumentPipeline:
             paths: dict[str, str | dict[str, str]] = {"output": outputs[0], "unread": outputs[1]}
             job = StageJob(extract_file, shared, own, self.folder, paths)
             depends_on = [block.source, block.digest, block.start, settings, lists]
+            if is_csv_name(block.source):  # it was one damaged record before CSV was read
+                depends_on.append("rows of CSV")
             build_fallback = partial(build_empty_extraction, block)
             return Task(
                 f"extract/{block.name}", depends_on, outputs, job, block.size, build_fallback
@@ -374,6 +396,7 @@ class DocumentPipeline:
         settings = self.data.model_dump(mode="json", include={"unicode", "language", "documents"})
         # Exported formats do not change the filtered documents.
         settings["documents"].pop("export_formats")
+        settings["documents"].pop("export_columns", None)
         settings["rules"] = self.rules
         settings["files"] = self._rule_files
         encoded = EncodedJson.from_value(settings)
@@ -396,6 +419,25 @@ class DocumentPipeline:
 
         return build_task
 
+    def _choose_columns(
+        self, files: InputFiles, extracted: Sequence[TaskRecord], state: DatasetState
+    ) -> ChosenColumns | None:
+        """Return the columns that further fields become; None if no input may have any."""
+        read = self.data.read
+        if not any(
+            may_have_fields(path, files.get_read_config(path, read)) for path in files.paths
+        ):
+            return None
+        counts = FieldCounts()
+        for record in extracted:
+            if found := record.result.get("fields"):
+                counts.merge_counts(found)
+        # Of cleaning, which comes later, the names follow from the config.
+        kinds = self.data.pii.kinds if isinstance(self.data.pii, PiiReplacementConfig) else ()
+        present = read_schema(self.folder / state.kept[0].outputs[0].name).names
+        wanted = None if isinstance(read.keep_fields, str) else read.keep_fields
+        return choose_columns(counts, [*present, *(f"{PII}.{kind}" for kind in kinds)], wanted)
+
     def _run_collect_stage(
         self, state: DatasetState, outcome: StageRecords
     ) -> Sequence[TaskRecord]:
@@ -407,11 +449,16 @@ class DocumentPipeline:
             # only for thousands of blocks
             from llmsys.data_pipeline.pipelines.gather_stage import run_gather_stage
 
-            sources, gathered = run_gather_stage(self.data, self._run_stage, state, sources)
+            sources, gathered = run_gather_stage(
+                self.data, self._run_stage, state, sources, outcome.columns is not None
+            )
             # Gathering has applied them.
             decisions = []
             rules = ()
             outcome.rewritten = [*outcome.rewritten, gathered]
+
+        columns = outcome.columns.columns if outcome.columns else None
+        own = [asdict(columns)] if columns else []
 
         def build_task(shard: int) -> Task:
             outputs = get_collected_names(self.data, shard)
@@ -424,8 +471,9 @@ class DocumentPipeline:
                 documents=get_write_path(self.folder, outputs[0]),
                 dropped=get_write_path(self.folder, outputs[1]),
                 batch_bytes=self.data.documents.batch_bytes,
+                columns=columns,
             )
-            depends_on = [digest, self.data.documents.batch_bytes]
+            depends_on = [digest, self.data.documents.batch_bytes, *own]
             return Task(
                 f"collect/part-{shard:05d}", [shard, depends_on, outputs], outputs, job, rows[shard]
             )

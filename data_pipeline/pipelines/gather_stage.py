@@ -22,7 +22,11 @@ from llmsys.data_pipeline.stages.collect import (
 
 
 def run_gather_stage(
-    data: CrawlConfig, stage: Stage, state: DatasetState, sources: SourceList
+    data: CrawlConfig,
+    stage: Stage,
+    state: DatasetState,
+    sources: SourceList,
+    keeps_fields: bool,
 ) -> tuple[SourceList, Sequence[TaskRecord]]:
     """Gather the documents of each group of input blocks by document file, without duplicates.
 
@@ -31,6 +35,7 @@ def run_gather_stage(
         stage: Runs the tasks of one stage.
         state: The remaining documents and the pending decisions.
         sources: The input blocks.
+        keeps_fields: Whether some block may have further fields.
 
     Returns:
         The sources of collecting, one per group, and the records, whose results count what was
@@ -39,6 +44,8 @@ def run_gather_stage(
     folder = data.folder
     num_files = len(state.dropped) + 1
     settings = [data.documents.num_shards, data.documents.batch_bytes, list(state.rules)]
+    # Not in the keys of crawls, which have no further fields.
+    settings += ["fields"] if keeps_fields else []
 
     digests = []
     for first in range(0, len(sources), FILES_PER_GROUP):
@@ -68,6 +75,7 @@ def run_gather_stage(
             dropped=[folder / name for name in outputs[1:]],
             shards=data.documents.num_shards,
             batch_bytes=data.documents.batch_bytes,
+            keeps_fields=keeps_fields,
         )
         depends_on = [
             digests[group],

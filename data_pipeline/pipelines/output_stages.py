@@ -217,7 +217,10 @@ def build_splits(indexes: Sequence[TaskRecord]) -> dict[SplitName, Split]:
 
 
 def run_export_stage(
-    data: CrawlConfig, stage: Stage, documents: Sequence[TaskRecord]
+    data: CrawlConfig,
+    stage: Stage,
+    documents: Sequence[TaskRecord],
+    encoded: Sequence[TaskRecord] = (),
 ) -> Sequence[TaskRecord]:
     """Write final documents in the formats of `data.documents.export_formats`; no stage if there
     are none.
@@ -226,6 +229,7 @@ def run_export_stage(
         data: The crawl section of a run.
         stage: Runs the tasks of one stage.
         documents: Records of the final documents.
+        encoded: Records of the encoded documents, which count tokens; none before there are any.
 
     Returns:
         One record per exported file, ordered by format.
@@ -235,13 +239,27 @@ def run_export_stage(
     from llmsys.data_pipeline.stages.export_documents import export_documents
 
     tasks = []
+    columns = data.documents.export_columns
     for format in data.documents.export_formats:
-        for record in documents:
+        for number, record in enumerate(documents):
             source = find_output(data.folder, record.outputs[0].name)
+            depends_on = [record.digests[0], format]
+            tokens: Path | None = None
+            if columns != "own":
+                depends_on += [columns]
+                if encoded:
+                    depends_on += [encoded[number].digests[0]]
+                    tokens = data.folder / encoded[number].outputs[0].name
             output = f"documents/{Path(source).stem}.{format}"
             path = get_write_path(data.folder, output)
-            job = partial(export_documents, source=source, output=path, format=format)
-            depends_on = [record.digests[0], format]
+            job = partial(
+                export_documents,
+                source=source,
+                output=path,
+                format=format,
+                columns=columns,
+                tokens=tokens,
+            )
             name = f"export/{Path(output).name}"
             tasks.append(Task(name, depends_on, [output], job, record.result["documents_rows"]))
     return stage("export", tasks, "document")

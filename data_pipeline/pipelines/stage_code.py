@@ -122,8 +122,15 @@ _DEDUPLICATION_STAGES = (
 DOCUMENT_STAGES = {
     "split_inputs": _describe_code(1, ("stages/split_inputs.py",), "xxhash"),
     "extract": _describe_code(
-        2,
-        ("readers", "extract", "stages/extract_text.py", "rules/url.py", "rules/entry_lists.py"),
+        3,
+        (
+            "readers",
+            "extract",
+            "core/input_fields.py",
+            "stages/extract_text.py",
+            "rules/url.py",
+            "rules/entry_lists.py",
+        ),
         "pyarrow fastwarc resiliparse selectolax zstandard tldextract",
     ),
     "filter": _describe_code(
@@ -134,7 +141,13 @@ DOCUMENT_STAGES = {
     **dict.fromkeys(_DEDUPLICATION_STAGES, _DEDUPLICATION),
     "collect": _describe_code(
         1,
-        ("core/funnel.py", "stages/collect.py", "dedup/duplicate_decisions.py"),
+        (
+            "core/funnel.py",
+            "core/input_fields.py",
+            "core/input_columns.py",
+            "stages/collect.py",
+            "dedup/duplicate_decisions.py",
+        ),
         "pyarrow numpy",
     ),
     "gather": _describe_code(

@@ -25,10 +25,12 @@ from llmsys.data_pipeline.readers.row_reader import (
     DAMAGE,
     ROWS,
     DecodeLimitError,
+    RowBatch,
     RowReader,
     build_damage_skip,
     has_text_column,
     list_columns,
+    list_further_columns,
 )
 
 _MAX_METADATA = 16 << 20
@@ -196,6 +198,7 @@ def read_arrow(
             raise DecodeLimitError(f"dictionaries of {shared} bytes, more than {_MAX_BATCH}")
         arrow: Any = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
         columns = list_columns(arrow.schema, config)
+        wanted = columns, list_further_columns(arrow.schema, columns, config)
         batches = arrow.num_record_batches if is_file else None
     except DecodeLimitError as error:
         yield SkippedRecord(source.path, 0, str(error), reader.bound_row_count(rows))
@@ -207,7 +210,7 @@ def read_arrow(
         yield reader.build_missing_text_skip(rows, arrow.schema)
     elif batches is None:
         yield from reader.iter_documents(
-            _iter_batch_slices(_iter_stream_batches(source, arrow), columns), "record batch", 1
+            _iter_batch_slices(_iter_stream_batches(source, arrow), wanted), "record batch", 1
         )
     else:
         for index in range(batches):
@@ -216,7 +219,7 @@ def read_arrow(
                 if len(record_batches) == batches
                 else ArrowMessage(True, 1, 0)
             )
-            part = _iter_batch_slices(_iter_file_batch(arrow, index, message), columns)
+            part = _iter_batch_slices(_iter_file_batch(arrow, index, message), wanted)
             yield from reader.iter_documents(part, "record batch", message.rows)
 
 
@@ -252,21 +255,21 @@ def _iter_stream_batches(source: InputStream, arrow: Any) -> Iterator[pa.RecordB
 
 
 def _iter_batch_slices(
-    batches: Iterator[pa.RecordBatch], columns: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+    batches: Iterator[pa.RecordBatch], wanted: tuple[Sequence[str], Sequence[int]]
+) -> Iterator[RowBatch]:
     """Yield slices of batches, with fewer rows where rows can share bytes (dictionaries, views,
     nested types).
     """
     for batch in batches:
-        batch = batch.select(columns)
-        simple = all(_has_unshared_bytes(column.type) for column in batch.columns)
-        step = (
-            ROWS
-            if simple
-            else max(1, min(ROWS, _SHARED_BYTES // max(1, batch.get_total_buffer_size())))
-        )
-        for start in range(0, batch.num_rows, step):
-            yield batch.slice(start, step)
+        named, further = (batch.select(columns) for columns in wanted)
+        columns = [*named.columns, *further.columns]
+        simple = all(_has_unshared_bytes(column.type) for column in columns)
+        size = 0 if simple else named.get_total_buffer_size() + further.get_total_buffer_size()
+        step = ROWS if simple else max(1, min(ROWS, _SHARED_BYTES // max(1, size)))
+        for start in range(0, named.num_rows, step):
+            yield RowBatch(
+                named.slice(start, step), further.slice(start, step) if wanted[1] else None
+            )
 
 
 def _has_unshared_bytes(kind: pa.DataType) -> bool:

@@ -1,7 +1,7 @@
 """Decode a compressed file member by member, and resume at the next readable member after damage.
 
-Reads gzip members, zstd frames and lz4 frames; yields decoded `MemberChunk`s and a `DamagedMember`
-per damage.
+Reads gzip members, bzip2 and xz streams, zstd frames and lz4 frames; yields decoded `MemberChunk`s
+and a `DamagedMember` per damage.
 
 The end of a zstd or lz4 frame is found without decoding it, by block headers (RFC 8878, 3.1.1; LZ4
 frame format 1.6).
@@ -15,7 +15,9 @@ Invariants:
 - An invalid or truncated frame raises `FrameError`.
 """
 
+import bz2
 import io
+import lzma
 import re
 import zlib
 from collections.abc import Callable, Generator, Iterator
@@ -125,6 +127,12 @@ def _require_within_file(source: InputStream, end: int) -> int:
 
 
 GZIP = b"\x1f\x8b\x08"
+BZIP2 = b"BZh"
+XZ = b"\xfd7zXZ\x00"
+# Longest magic bytes that are looked for: those of bzip2 with its first block.
+_MAGIC_BYTES = 10
+# Dictionaries of xz -9 are 64 MiB; a header can ask for 4 GiB.
+_XZ_BYTES = 256 << 20
 _BLOCK = 1 << 14  # zlib discards the output of a call that meets damage
 _PIECE = 1 << 17
 # compressed bytes that must decode for a position to count as the start of a member
@@ -139,6 +147,9 @@ _MAGIC = {
     GZIP: re.compile(rb"\x1f\x8b\x08[\x00-\x1f]"),
     ZSTD: re.compile(re.escape(ZSTD)),
     LZ4: re.compile(re.escape(LZ4)),
+    # The size of blocks, and the mark of a block (digits of pi) or of the end of an empty stream.
+    BZIP2: re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"),
+    XZ: re.compile(re.escape(XZ)),
 }
 
 Plausible = Callable[[bytes], bool]
@@ -167,13 +178,16 @@ class DamagedMember:
 
 def detect_compression(source: InputStream) -> bytes:
     """Return the magic bytes of the compression of a file, b"" for a plain one."""
-    head = source.read_block(0, 4)
-    if is_skippable(head):
+    head = source.read_block(0, _MAGIC_BYTES)
+    if is_skippable(head[:4]):
         return ZSTD
-    return next(
+    found = next(
         (magic for magic in _MAGIC if head.startswith(magic) or (head and magic.startswith(head))),
         b"",
     )
+    # A text may begin with three letters.
+    is_text = found == BZIP2 and len(head) == _MAGIC_BYTES and not _MAGIC[BZIP2].match(head)
+    return b"" if is_text else found
 
 
 class CompressedMembers:
@@ -220,8 +234,8 @@ class CompressedMembers:
         size = _FIRST
         while position < self.source.size:
             began = self.source.work
-            # Eight bytes more, for magic bytes that begin before the border.
-            block = self.source.read_block(position, size + 8)
+            # Some bytes more, for magic bytes that begin before the border.
+            block = self.source.read_block(position, size + _MAGIC_BYTES)
             for match in pattern.finditer(block):
                 start = position + match.start()
                 if match.start() < size and (
@@ -236,21 +250,26 @@ class CompressedMembers:
 
     def _is_member_start(self, position: int) -> bool:
         try:
-            if self.magic != GZIP:
+            if self.magic == GZIP:
+                head = self.source.read_block(position, _HEAD)
+                return self.plausible(zlib.decompressobj(31).decompress(head, _HEAD))
+            if self.magic in _DECODERS:
+                first = next(self._decode_stream(position))
+            else:
                 # lz4 would read into damage after the frame
                 end = ENDS[self.magic](self.source, position)
-                return self.plausible(next(self._decode_frame(position, end)).data[:_HEAD])
-            return self.plausible(
-                zlib.decompressobj(31).decompress(self.source.read_block(position, _HEAD), _HEAD)
-            )
+                first = next(self._decode_frame(position, end))
+            return self.plausible(first.data[:_HEAD])
         except (FrameError, zlib.error, StopIteration):
             return False
 
     def _decode_member(self, position: int) -> Generator[MemberChunk, None, int]:
         """Decode one member and return the offset of its end."""
-        head = self.source.read_block(position, 4)
-        if self.magic == ZSTD and is_skippable(head):
+        head = self.source.read_block(position, len(XZ))
+        if self.magic == ZSTD and is_skippable(head[:4]):
             return find_skippable_frame_end(self.source, position)
+        if self.magic == XZ and head.startswith(b"\0"):
+            return self._skip_stream_padding(position)
         if not head.startswith(self.magic):
             raise FrameError(
                 "truncated"
@@ -259,6 +278,8 @@ class CompressedMembers:
             )
         if self.magic == GZIP:
             return (yield from self._decode_gzip(position))
+        if self.magic in _DECODERS:
+            return (yield from self._decode_stream(position))
         try:
             end = ENDS[self.magic](self.source, position)
         except FrameError:
@@ -290,6 +311,33 @@ class CompressedMembers:
                 begins = False
         return position - len(inflate.unused_data)
 
+    def _decode_stream(self, start: int) -> Generator[MemberChunk, None, int]:
+        """Decode one stream of bzip2 or xz and return the offset of its end."""
+        decoder = _DECODERS[self.magic]()
+        position = start
+        begins = True
+        while not decoder.eof:
+            block = b""
+            if decoder.needs_input:
+                block = self.source.read_block(position, _BLOCK)
+                position += len(block)
+                if not block:
+                    raise FrameError("truncated")
+            try:
+                data = decoder.decompress(block, _PIECE)
+            except (OSError, ValueError, lzma.LZMAError) as error:
+                raise FrameError(f"damaged {_NAMES[self.magic]}: {error}") from error
+            if data:
+                self._decoded += len(data)
+                yield MemberChunk(start, data, begins)
+                begins = False
+        return position - len(decoder.unused_data)
+
+    def _skip_stream_padding(self, position: int) -> int:
+        """Return the offset after zero bytes, as they may follow a stream of xz."""
+        block = self.source.read_block(position, _BLOCK)
+        return position + len(block) - len(block.lstrip(b"\0"))
+
     def _decode_frame(self, start: int, end: int | None = None) -> Iterator[MemberChunk]:
         part = _StreamSlice(self.source, start, self.source.size if end is None else end)
         begins = True
@@ -306,7 +354,17 @@ class CompressedMembers:
             raise FrameError(f"damaged {_NAMES[self.magic]}: {error}") from error
 
 
-_NAMES = {GZIP: "gzip member", ZSTD: "zstd frame", LZ4: "lz4 frame"}
+_NAMES = {
+    GZIP: "gzip member",
+    ZSTD: "zstd frame",
+    LZ4: "lz4 frame",
+    BZIP2: "bzip2 stream",
+    XZ: "xz stream",
+}
+_DECODERS: dict[bytes, Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]] = {
+    BZIP2: bz2.BZ2Decompressor,
+    XZ: lambda: lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_BYTES),
+}
 
 
 def _build_decompressor(source: InputStream) -> zstandard.ZstdDecompressor:

@@ -19,9 +19,11 @@ from llmsys.data_pipeline.core.journal import Journal
 from llmsys.data_pipeline.readers.dataset_folders import list_split_files, open_local_folder
 from llmsys.data_pipeline.readers.file_patterns import ANY_DEPTH, match_files
 from llmsys.data_pipeline.readers.input_stream import (
+    PACKED,
     compute_stat_stamp,
     format_file_name,
     open_input_stream,
+    remove_compression_suffix,
 )
 from llmsys.data_pipeline.readers.remote_file import (
     compute_remote_digest,
@@ -41,6 +43,8 @@ _DATA_FILE = (
     ".gz",
     ".zst",
     ".lz4",
+    ".bz2",
+    ".xz",
     ".json",
     ".jsonl",
     ".ndjson",
@@ -50,6 +54,8 @@ _DATA_FILE = (
     ".txt",
     ".md",
 )
+_CRAWL = (".warc", ".wet", ".arc")
+_CSV = (".csv", ".tsv", ".tab")
 _LISTS_IN_LISTS = 8
 _HUB = "hf://"  # a repository of the hub is a dataset, with or without a head in its README.md
 
@@ -83,6 +89,32 @@ class InputFiles:
         return read if entry is None else entry.replace_fields(read)
 
 
+def is_csv_name(path: str) -> bool:
+    """Return whether a file is named as CSV or TSV.
+
+    Args:
+        path: A path or URL, with or without the ending of a compression.
+
+    Returns:
+        True for .csv, .tsv and .tab.
+    """
+    return remove_compression_suffix(path).endswith(_CSV)
+
+
+def may_have_fields(path: str, read: ReadConfig) -> bool:
+    """Return whether the rows of a file may have further fields that are kept.
+
+    Args:
+        path: The path or URL of the file.
+        read: The options of reading it.
+
+    Returns:
+        False for a name of a crawl file (.warc, .wet, .arc), whose records have none.
+    """
+    is_crawl = read.reader is None and remove_compression_suffix(path).endswith(_CRAWL)
+    return read.keep_fields != "none" and not is_crawl
+
+
 def find_input_files(data: CrawlConfig) -> InputFiles:
     """Return the files that `data.inputs` and `data.heldout_inputs` name.
 
@@ -96,7 +128,9 @@ def find_input_files(data: CrawlConfig) -> InputFiles:
         DataError: an entry has no file, or a file is in both or has two names for a field.
     """
     entries: dict[str, InputFilesConfig] = {}
-    train = _find_entries(data.inputs, "data.inputs", entries)
+    # A dataset for evaluations alone has no other inputs.
+    is_heldout_alone = not data.inputs and bool(data.heldout_inputs)
+    train = set[str]() if is_heldout_alone else _find_entries(data.inputs, "data.inputs", entries)
     heldout = _find_entries(data.heldout_inputs, "data.heldout_inputs", entries)
     if both := sorted(train & heldout):
         raise DataError(
@@ -328,11 +362,7 @@ def _find_pattern(folder: str) -> str | None:
     for parent, below, names in os.walk(folder):
         below.sort()
         for name in sorted(names):
-            if ends := [
-                end
-                for end in _DATA_FILE
-                if end in name and name.endswith((end, ".gz", ".zst", ".lz4"))
-            ]:
+            if ends := [end for end in _DATA_FILE if end in name and name.endswith((end, *PACKED))]:
                 deep = "" if os.path.samefile(parent, folder) else f"/{ANY_DEPTH}"
                 return f"{deep}/*{name[name.index(ends[0]) :]}"
     return None

@@ -42,6 +42,22 @@ def format_file_name(path: str) -> str:
     return _UNDECODED.sub(lambda match: f"%{os.fsencode(match[0])[0]:02X}", path)
 
 
+PACKED = (".gz", ".zst", ".zstd", ".lz4", ".bz2", ".xz")
+"""Ends of the names of compressed files."""
+
+
+def remove_compression_suffix(path: str) -> str:
+    """Return a path in lower case without the ends that name compressions.
+
+    Args:
+        path: A path or URL.
+    """
+    name = path.lower()
+    for end in PACKED:
+        name = name.removesuffix(end)
+    return name
+
+
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 60.0
 _READ_AHEAD = 8 << 20
@@ -82,6 +98,8 @@ _FINAL = (
     NotRegularError,
     FileChangedError,
 )
+# A loop of symbolic links, and a name that is too long.
+_FINAL_NUMBERS = (errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class _OpenFile(Protocol):
@@ -272,7 +290,8 @@ class InputStream(io.RawIOBase):
             try:
                 return attempt()
             except Exception as error:  # every storage has its own errors
-                final = isinstance(error, _FINAL)
+                number_of_system = getattr(error, "errno", None)
+                final = isinstance(error, _FINAL) or number_of_system in _FINAL_NUMBERS
                 if final and position is None:  # callers tell a missing file from a failed read
                     raise
                 if final or number == self.max_attempts:

@@ -1,4 +1,4 @@
-"""Read documents from JSON lines, plain or compressed with gzip, zstd or lz4.
+"""Read documents from JSON lines, plain or compressed.
 
 Reads decoded bytes; yields one page with text per line.
 
@@ -14,18 +14,15 @@ from typing import Any
 
 from llmsys.config.cleaning import ReadConfig
 from llmsys.data_pipeline.readers.charset import can_decode
-from llmsys.data_pipeline.readers.compressed_members import (
-    CompressedMembers,
-    DamagedMember,
-    MemberChunk,
-)
+from llmsys.data_pipeline.readers.compressed_members import DamagedMember
 from llmsys.data_pipeline.readers.input_stream import InputStream
 from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord
-from llmsys.data_pipeline.readers.row_reader import build_document_page, find_text_fields, get_field
+from llmsys.data_pipeline.readers.row_fields import add_fields, get_field, select_row_fields
+from llmsys.data_pipeline.readers.row_reader import build_document_page, find_text_fields
+from llmsys.data_pipeline.readers.text_lines import iter_text_lines
 
 _ESCAPED = 6  # bytes of an escaped one-byte character, such as \u0041
 _OTHER_FIELDS_BYTES = 1 << 16
-_STEP = 1 << 18
 _MARK = b"\xef\xbb\xbf"
 
 
@@ -44,73 +41,11 @@ def read_json_lines(
         Documents, and a `SkippedRecord` for each line or damage without one.
     """
     limit = max_text_bytes * _ESCAPED + _OTHER_FIELDS_BYTES
-    lines = _LineSplitter(source.path, limit)
-    for piece in _iter_chunks(source, magic):
-        if isinstance(piece, DamagedMember):
-            lines.discard_line()
-            yield SkippedRecord(source.path, piece.offset, piece.reason)
-            continue
-        for offset, line in lines.split_lines(piece.data):
-            yield from _iter_line_documents(source.path, offset, line, max_text_bytes, config)
-    for offset, line in lines.flush_last_line():
-        yield from _iter_line_documents(source.path, offset, line, max_text_bytes, config)
-
-
-def _iter_chunks(source: InputStream, magic: bytes) -> Iterator[MemberChunk | DamagedMember]:
-    if magic:
-        yield from CompressedMembers(source, magic, bool).iter_chunks(0)
-        return
-    for position in range(0, source.size, _STEP):
-        yield MemberChunk(0, source.read_block(position, _STEP), position == 0)
-
-
-class _LineSplitter:
-    """Splitter of chunks into lines. A line longer than `limit` bytes is counted and not stored."""
-
-    def __init__(self, path: str, limit: int) -> None:
-        self.path = path
-        self.limit = limit
-        self.begin = 0  # decoded bytes before the current line
-        self.line = bytearray()
-        self.size = 0
-
-    def split_lines(self, data: bytes) -> Iterator[tuple[int, bytes | None]]:
-        """Yield the offset of each line that ends in `data`, and the line; None for a line that
-        is too long.
-        """
-        *ended, last = data.split(b"\n")
-        for line in ended:
-            yield self._end_line(line)
-        self._append_part(last)
-
-    def flush_last_line(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield the last line if it has no newline."""
-        if self.size:
-            yield self._end_line(b"")
-
-    def discard_line(self) -> None:
-        """Drop the unfinished line."""
-        self.begin += self.size
-        self._start_line()
-
-    def _start_line(self) -> None:
-        self.size = 0
-        self.line.clear()
-
-    def _append_part(self, part: bytes) -> None:
-        self.size += len(part)
-        if self.size <= self.limit:
-            self.line += part
+    for found in iter_text_lines(source, magic, limit):
+        if isinstance(found, DamagedMember):
+            yield SkippedRecord(source.path, found.offset, found.reason)
         else:
-            self.line.clear()
-
-    def _end_line(self, part: bytes) -> tuple[int, bytes | None]:
-        self._append_part(part)
-        offset = self.begin
-        line = bytes(self.line) if self.size <= self.limit else None
-        self.begin += self.size + 1
-        self._start_line()
-        return offset, line
+            yield from _iter_line_documents(source.path, *found, max_text_bytes, config)
 
 
 def _iter_line_documents(
@@ -132,6 +67,8 @@ def _iter_line_documents(
     }
     names = None if isinstance(values["text"], str) else find_text_fields(row)
     page = build_document_page(offset, values, limit, config.text_field, names)
+    if isinstance(page, Page) and config.keep_fields != "none":
+        page = add_fields(page, select_row_fields(row, values, config))
     yield SkippedRecord(path, offset, page) if isinstance(page, str) else page
 
 

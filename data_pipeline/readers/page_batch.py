@@ -26,6 +26,8 @@ PAGE_SCHEMA = pa.schema(
         pa.field("text", pa.large_string()),  # text that needs no extraction; null for HTML
         # defects of a page that is kept, separated by "; "; null for none
         pa.field("note", pa.string()),
+        # further fields of a row (core/input_fields.py); null for none
+        pa.field("fields", pa.large_string()),
     ]
 )
 _BATCH_BYTES = 32 << 20  # a few long pages fill a batch, so that memory is bounded
@@ -66,6 +68,7 @@ class Page:
     id: str | None = None
     note: str = ""  # a defect of a page that is kept
     more_notes: tuple[str, ...] = ()  # further defects
+    fields: str | None = None  # further fields of a row
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -122,7 +125,7 @@ class PageCollector:
         self._records += 1
         if isinstance(found, Page):
             self._pages.append(found)
-            self._bytes += len(found.payload) + len(found.text or "")
+            self._bytes += len(found.payload) + len(found.text or "") + len(found.fields or "")
             self._noted += [SkippedRecord(self.file, found.offset, note) for note in found.notes]
         return len(self._pages) >= self.batch_pages or self._bytes >= _BATCH_BYTES
 
@@ -148,6 +151,7 @@ class PageCollector:
             _build_binary_array([page.payload for page in pages]),
             pa.array([page.text for page in pages], pa.large_string()),
             pa.array(["; ".join(page.notes) or None for page in pages], pa.string()),
+            pa.array([page.fields for page in pages], pa.large_string()),
         ]
         batch = pa.record_batch(columns, schema=PAGE_SCHEMA)
         taken = PageBatch(batch, self._skipped, self._records, position, self._noted)

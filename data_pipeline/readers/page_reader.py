@@ -1,8 +1,8 @@
 """Read the pages of one file of any supported format: the entry point of this package.
 
-Formats: WARC, WET, ARC, JSON lines, parquet, Arrow, plain text; all but text and tables may be
-compressed with gzip, zstd or lz4; a path or a URL. The format is detected from the first bytes, and
-from the name only where they do not decide.
+Formats: WARC, WET, ARC, JSON lines, CSV, TSV, parquet, Arrow, plain text; all but parquet and Arrow
+may be compressed with gzip, zstd, lz4, bzip2 or xz; a path or a URL. The format is detected from
+the first bytes, and from the name only where they do not decide.
 
 Invariants:
 - No input raises. A failure is a `SkippedRecord` with file, offset and reason, and reading
@@ -23,6 +23,7 @@ from llmsys.data_pipeline.readers.input_stream import (
     ReadError,
     format_file_name,
     open_input_stream,
+    remove_compression_suffix,
 )
 from llmsys.data_pipeline.readers.page_batch import (
     NonPageRecord,
@@ -36,7 +37,6 @@ from llmsys.data_pipeline.readers.warc_records import ArcDialect, iter_dialect_r
 from llmsys.log import redact_secrets, redact_url
 from llmsys.storage.paths import is_remote
 
-_PACKED = (".gz", ".zst", ".zstd", ".lz4")
 _BY_NAME = {
     ".jsonl": "lines",
     ".ndjson": "lines",
@@ -45,10 +45,19 @@ _BY_NAME = {
     ".arrow": "arrow",
     ".feather": "arrow",
     ".arc": "arc",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".tab": "csv",
     ".txt": "text",
     ".md": "text",
 }
 _HEAD = 4_096
+# Formats that are named and not read, and what to do with them.
+_UNREAD = {
+    "zip": "a zip archive: unpack it and name the files in it",
+    "pdf": "a PDF: extract its text first, such as with pdftotext",
+    "array": "a JSON array: write one object a line, such as with jq -c '.[]'",
+}
 
 
 def read_pages(
@@ -85,7 +94,9 @@ def read_pages(
                 if pages.add_record(found):
                     yield pages.take_batch(source.progress)
             if not seen:
-                pages.add_record(SkippedRecord(name, 0, "empty file"))
+                ends = f"the file ends at byte {source.size}, before this part of it"
+                reason = ends if 0 < start >= source.size else "empty file"
+                pages.add_record(SkippedRecord(name, start, reason))
     except ReadError as error:
         pages.add_record(SkippedRecord(name, error.position, str(error), is_retryable=True))
     except OSError as error:
@@ -115,12 +126,15 @@ def _iter_file_records(
         return
     magic = detect_compression(source)
     kind = _detect_format(source, magic)
+    if kind in _UNREAD:
+        yield SkippedRecord(source.path, 0, _UNREAD[kind])
+        return
     extractor = PageExtractor(source.path, limit, config)
     if kind == "lines":
         from llmsys.data_pipeline.readers.json_lines import read_json_lines
 
         yield from read_json_lines(source, magic, limit, config)
-    elif kind in ("parquet", "arrow", "text") and magic:
+    elif kind in ("parquet", "arrow") and magic:
         yield SkippedRecord(
             source.path, 0, f"a {kind} file inside another compression: decompress it first"
         )
@@ -132,10 +146,14 @@ def _iter_file_records(
         from llmsys.data_pipeline.readers.arrow import read_arrow
 
         yield from read_arrow(source, limit, config)
+    elif kind == "csv":
+        from llmsys.data_pipeline.readers.csv_rows import read_csv
+
+        yield from read_csv(source, magic, limit, config)
     elif kind == "text":
         from llmsys.data_pipeline.readers.text_file import read_text_file
 
-        yield from read_text_file(source, limit)
+        yield from read_text_file(source, magic, limit)
     elif kind == "arc":
         yield from iter_dialect_records(
             source, ArcDialect(), extractor.extract_page, extractor.keep_bytes
@@ -156,13 +174,25 @@ def _detect_format(source: InputStream, magic: bytes) -> str:
         return "arrow"
     if head.startswith(b"filedesc:"):
         return "arc"
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return "zip"
+    if head.startswith(b"%PDF-"):
+        return "pdf"
     # A byte order mark may come before the first line.
-    if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start.startswith(b"{"):
         return "lines"
-    name = source.path.lower()
-    for end in _PACKED:
-        name = name.removesuffix(end)
-    return _BY_NAME.get(os.path.splitext(name)[1], "warc")
+    end = os.path.splitext(remove_compression_suffix(source.path))[1]
+    named = _BY_NAME.get(end, "warc")
+    return "array" if named == "lines" and _is_array(start) else named
+
+
+def _is_array(head: bytes) -> bool:
+    """Return whether a file of JSON begins as an array over several lines. Where the second line is
+    an object by itself, the first one is a damaged row, and the others are read.
+    """
+    first, second, *_ = [line.strip() for line in head.splitlines()] + [b"", b""]
+    return first == b"[" and not (second.startswith(b"{") and second.endswith(b"}"))
 
 
 def _read_decoded_head(source: InputStream, magic: bytes) -> bytes:

@@ -9,26 +9,29 @@ Invariants:
   decodes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmsys.config.cleaning import ReadConfig
-from llmsys.data_pipeline.readers.input_stream import InputStream
+from llmsys.data_pipeline.readers.input_stream import InputStream, ReadError
 from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord
 from llmsys.data_pipeline.readers.row_reader import (
     DAMAGE,
     ROWS,
     DecodeLimitError,
+    RowBatch,
     RowReader,
     build_damage_skip,
     has_text_column,
     list_columns,
+    list_further_columns,
 )
 
 MAX_PAGE_BYTES = 192 << 20  # decompressed size of one page
+_BUFFER_BYTES = 1 << 20  # of the reader of one column
 _ROWS_BYTES = 64 << 20  # decompressed size of the pages that are decoded at once
 
 _HEADER = 1 << 12  # bytes read first for a page header; with statistics it may be longer
@@ -198,11 +201,12 @@ def read_parquet(
         file = pq.ParquetFile(
             pa.PythonFile(source, mode="r"),
             pre_buffer=False,
-            buffer_size=1 << 20,
+            buffer_size=_BUFFER_BYTES,
             page_checksum_verification=True,
         )
         rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         columns = list_columns(file.schema_arrow, config)
+        further = list_further_columns(file.schema_arrow, columns, config)
     except DAMAGE as error:
         yield build_damage_skip(source, 0, "parquet file", error)
         return
@@ -212,31 +216,80 @@ def read_parquet(
         return
     for group, count in enumerate(rows):
         yield from reader.iter_documents(
-            _iter_row_group_batches(file, source, group, columns), "row group", count
+            _iter_row_group_batches(file, source, group, (columns, further)), "row group", count
         )
 
 
 def _iter_row_group_batches(
+    file: pq.ParquetFile,
+    source: InputStream,
+    group: int,
+    wanted: tuple[list[str], list[int]],
+) -> Iterator[RowBatch]:
+    """Yield the batches of a row group, with as many rows as the memory limit allows. Columns of
+    further fields are read beside the others, which stay when those are damaged.
+    """
+    columns, numbers = wanted
+    step = _compute_batch_rows(file, source, group, columns)
+    batches = file.iter_batches(step, row_groups=[group], columns=columns, use_threads=False)
+    if not numbers:
+        yield from map(RowBatch, batches)
+        return
+    present = file.schema_arrow.names  # built at every call
+    names = [present[number] for number in numbers]
+    further: Iterator[pa.RecordBatch] | None = None
+    note = ""
+    try:
+        least = min(step, _compute_batch_rows(file, source, group, names))
+    except DecodeLimitError as error:
+        note = f"further fields are not readable: {error}"
+    else:
+        batches = file.iter_batches(least, row_groups=[group], columns=columns, use_threads=False)
+        further = file.iter_batches(least, row_groups=[group], columns=names, use_threads=False)
+    for batch in batches:
+        found = None
+        if further is not None:
+            try:
+                found = next(further)
+                if found.num_rows != batch.num_rows:
+                    raise ValueError(f"{found.num_rows} rows beside {batch.num_rows} of the text")
+            except ReadError:
+                raise
+            except (*DAMAGE, StopIteration) as error:
+                found = further = None
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                note = f"further fields are not readable: {lines[0][:120]}"
+        yield RowBatch(batch, found, note)
+
+
+def _compute_batch_rows(
     file: pq.ParquetFile, source: InputStream, group: int, columns: list[str]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a row group, with as many rows as the memory limit allows."""
+) -> int:
+    """Return how many rows of some columns can be decoded at once.
+
+    Raises:
+        DecodeLimitError: a page is over the memory limit.
+    """
     about = file.metadata.row_group(group)
+    names = frozenset(columns)
     chunks = [about.column(number) for number in range(about.num_columns)]
     pages = [
         compute_largest_page(source, chunk, ROWS)
         for chunk in chunks
-        if _is_column_leaf(chunk.path_in_schema, columns)
+        if _is_column_leaf(chunk.path_in_schema, names)
     ]
-    largest = max(page for page, _ in pages)
-    most = min(rows for _, rows in pages)
+    largest = max((page for page, _ in pages), default=0)
+    most = min((rows for _, rows in pages), default=ROWS)
     if largest > MAX_PAGE_BYTES:
         raise DecodeLimitError(
             f"a page of {largest} bytes, more than {MAX_PAGE_BYTES}: write smaller ones"
         )
-    step = max(1, min(most, _BATCH_BYTES * max(about.num_rows, 1) // max(1, about.total_byte_size)))
-    yield from file.iter_batches(step, row_groups=[group], columns=columns, use_threads=False)
+    rows = _BATCH_BYTES * max(about.num_rows, 1) // max(1, about.total_byte_size)
+    return max(1, min(most, int(rows)))
 
 
-def _is_column_leaf(path: str, columns: list[str]) -> bool:
+def _is_column_leaf(path: str, columns: Collection[str]) -> bool:
     """Return whether a leaf belongs to one of the columns, whose names may contain dots."""
-    return any(path == name or path.startswith(f"{name}.") for name in columns)
+    ends = [place for place, character in enumerate(path) if character == "."]
+    names = columns if isinstance(columns, frozenset) else frozenset(columns)
+    return path in names or any(path[:end] in names for end in ends)

@@ -12,6 +12,7 @@ Invariants:
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -21,32 +22,19 @@ from llmsys.config.cleaning import ReadConfig
 from llmsys.data_pipeline.readers.input_stream import InputStream, ReadError
 from llmsys.data_pipeline.readers.messages import find_message_keys, format_chat, is_chat
 from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord, remove_invalid_characters
+from llmsys.data_pipeline.readers.row_fields import (
+    ID_CHARACTERS,
+    add_fields,
+    find_column,
+    format_value,
+    list_unused_names,
+    mark_value,
+    read_further_fields,
+)
 
 TOO_LONG = object()  # placeholder for a text that is too long to decode
 _SHOWN_FIELDS = 8
 _NAME_CHARACTERS = 40
-_ID_CHARACTERS = 256  # longer ids are ignored: ids are kept in memory for every document
-
-
-def get_field(row: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a field; `a.b` is the field b of the mapping a, unless a field has that
-    literal name.
-
-    Args:
-        row: values by field.
-        name: name of the field.
-
-    Returns:
-        The value; None if there is no such field.
-    """
-    if name in row:
-        return row[name]
-    value: Any = row
-    for part in name.split("."):
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(part)
-    return value
 
 
 def find_text_fields(row: Mapping[str, Any]) -> list[str]:
@@ -117,24 +105,15 @@ def build_document_page(
     text = remove_invalid_characters(text)
     if len(text) > limit or len(text.encode()) > limit:
         return f"longer than {limit} bytes"
-    name = _format_value(values["id"])
+    name = format_value(values["id"])
     return Page(
         offset=offset,
-        url=_format_value(values["url"]),
-        date=_format_value(values["date"]),
+        url=format_value(values["url"]),
+        date=format_value(values["date"]),
         content_type="text/plain",
         text=text,
-        id=name if 0 < len(name) <= _ID_CHARACTERS else None,
+        id=name if 0 < len(name) <= ID_CHARACTERS else None,
     )
-
-
-def _format_value(value: Any) -> str:
-    """Format a value as text: times as ISO 8601, "" for anything but text, numbers and times."""
-    if isinstance(value, str):
-        return remove_invalid_characters(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    return str(value.isoformat()) if hasattr(value, "isoformat") else ""
 
 
 ROWS = 128  # rows that become pages at once
@@ -161,6 +140,31 @@ def list_columns(schema: pa.Schema, config: ReadConfig) -> list[str]:
     wanted = {getattr(config, f"{name}_field") for name in _FIELDS}
     wanted |= {name.split(".")[0] for name in wanted}
     return [name for name in schema.names if name in wanted]
+
+
+def list_further_columns(
+    schema: pa.Schema, columns: Collection[str], config: ReadConfig
+) -> list[int]:
+    """Return the numbers of the columns besides `columns` whose fields are kept.
+
+    Args:
+        schema: columns of a file.
+        columns: those of `list_columns`.
+        config: fields to keep.
+
+    Returns:
+        Numbers, rising.
+    """
+    if config.keep_fields == "none":
+        return []
+    named: set[str] | None = None
+    if not isinstance(config.keep_fields, str):
+        named = {*config.keep_fields, *(name.split(".")[0] for name in config.keep_fields)}
+    return [
+        number
+        for number, name in enumerate(schema.names)
+        if name not in columns and (named is None or name in named)
+    ]
 
 
 def has_text_column(columns: list[str], config: ReadConfig) -> bool:
@@ -198,6 +202,21 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Rows of one row group or record batch.
+
+    Attributes:
+        named: the columns of `list_columns`.
+        further: those of `list_further_columns`; None where they cannot be read.
+        note: why they cannot be read; "" if they can.
+    """
+
+    named: pa.RecordBatch
+    further: pa.RecordBatch | None = None
+    note: str = ""
+
+
 class DecodeLimitError(Exception):
     """The data would take too much memory or time to decode."""
 
@@ -222,7 +241,7 @@ class RowReader:
         return max(1, min(rows, self.most))
 
     def iter_documents(
-        self, batches: Iterator[pa.RecordBatch], part: str, count: int
+        self, batches: Iterator[RowBatch], part: str, count: int
     ) -> Iterator[Page | SkippedRecord]:
         """Yield the documents of one row group or record batch.
 
@@ -236,7 +255,7 @@ class RowReader:
         while True:
             try:
                 batch = next(batches, None)
-                self._read += batch.num_rows if batch else 0
+                self._read += batch.named.num_rows if batch else 0
                 if self._read > self.most:
                     raise DecodeLimitError(
                         f"more than {self.most} rows in a file of {self.source.size} bytes"
@@ -260,61 +279,55 @@ class RowReader:
             if batch is None:
                 return
             yield from found
-            self.row += batch.num_rows
+            self.row += batch.named.num_rows
 
-    def _build_documents(self, batch: pa.RecordBatch) -> list[Page | SkippedRecord]:
+    def _build_documents(self, rows: RowBatch) -> list[Page | SkippedRecord]:
+        batch = rows.named
         columns = {
             name: _get_field_values(batch, getattr(self.config, f"{name}_field"), 2 * self.limit)
             for name in _FIELDS
         }
-        is_missing = _find_column(batch, self.config.text_field) is None
+        is_missing = find_column(batch, self.config.text_field) is None
         names = list_text_columns(batch.schema) if is_missing else None
         documents: list[Page | SkippedRecord] = []
+        fields, notes = [dict[str, Any]() for _ in range(batch.num_rows)], [rows.note]
+        if self.config.keep_fields != "none":
+            fields, more = read_further_fields(batch, rows.further, self.config)
+            notes += more
+        note = "; ".join(filter(None, notes))
         for index in range(batch.num_rows):
             values = {name: column[index] for name, column in columns.items()}
             page = build_document_page(
                 self.row + index, values, self.limit, self.config.text_field, names
             )
-            documents.append(
-                SkippedRecord(self.source.path, self.row + index, page)
-                if isinstance(page, str)
-                else page
-            )
+            if isinstance(page, str):
+                documents.append(SkippedRecord(self.source.path, self.row + index, page))
+                continue
+            if self.config.keep_fields != "none":
+                page = self._add_fields(page, values, fields[index], note)
+            documents.append(page)
         return documents
+
+    def _add_fields(
+        self, page: Page, values: Mapping[str, Any], fields: dict[str, Any], note: str
+    ) -> Page:
+        for name in list_unused_names(values):
+            field = getattr(self.config, f"{name}_field")
+            if values[name] is TOO_LONG:
+                note = f"{note}; field {field} is not kept: longer than {2 * self.limit} bytes"
+            elif self.config.keep_fields == "all" or field in self.config.keep_fields:
+                fields[field] = mark_value(values[name])
+        return add_fields(page, fields, note.removeprefix("; "))
 
 
 def _get_field_values(batch: pa.RecordBatch, name: str, most: int) -> list[Any]:
     """Return the values of a field; all None without such a field."""
-    found = _find_column(batch, name)
+    found = find_column(batch, name)
     if found is None:
         return [None] * batch.num_rows
     if pa.types.is_dictionary(found.type):
         found = found.dictionary_decode()
     return _decode_values(found, most)
-
-
-def _find_column(batch: pa.RecordBatch, name: str) -> Any:
-    """Return the column of a field, which may be in structures; None without such a field."""
-    if name in batch.schema.names:
-        return batch.column(name)
-    first, *rest = name.split(".")
-    found = batch.column(first) if first in batch.schema.names and rest else None
-    for part in rest:
-        found = _get_struct_field(found, part)
-    return found
-
-
-def _get_struct_field(column: Any, part: str) -> Any:
-    """Return a field of a structure column; None where the column is no structure or has no such
-    field.
-    """
-    if (
-        column is None
-        or not pa.types.is_struct(column.type)
-        or column.type.get_field_index(part) < 0
-    ):
-        return None
-    return pc.struct_field(column, part)
 
 
 def _decode_values(column: Any, most: int) -> list[Any]:

@@ -1,10 +1,11 @@
-"""Read a plain text file as one document.
+"""Read a text file, plain or compressed, as one document.
 
 Reads UTF-8, with or without a byte order mark.
 """
 
 from collections.abc import Iterator
 
+from llmsys.data_pipeline.readers.compressed_members import CompressedMembers, DamagedMember
 from llmsys.data_pipeline.readers.input_stream import InputStream
 from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord
 from llmsys.data_pipeline.readers.row_reader import build_document_page
@@ -12,15 +13,25 @@ from llmsys.data_pipeline.readers.row_reader import build_document_page
 _MARK = b"\xef\xbb\xbf"
 
 
-def read_text_file(source: InputStream, max_text_bytes: int) -> Iterator[Page | SkippedRecord]:
-    """Yield the document of a file, or the reason why it is none."""
-    if source.size > max_text_bytes + len(_MARK):
-        yield SkippedRecord(
-            source.path, 0, f"longer than {max_text_bytes} bytes: split it, one document per file"
-        )
+def read_text_file(
+    source: InputStream, magic: bytes, max_text_bytes: int
+) -> Iterator[Page | SkippedRecord]:
+    """Read a file of one document.
+
+    Args:
+        source: The file.
+        magic: Its compression.
+        max_text_bytes: A longer text is skipped.
+
+    Yields:
+        The document, or the reason why the file is none.
+    """
+    content = _read_content(source, magic, max_text_bytes + len(_MARK))
+    if isinstance(content, SkippedRecord):
+        yield content
         return
     try:
-        text = source.read_block(0, source.size).removeprefix(_MARK).decode()
+        text = content.removeprefix(_MARK).decode()
     except UnicodeDecodeError as error:
         yield SkippedRecord(
             source.path, error.start, "not UTF-8: convert it, such as with iconv -t UTF-8"
@@ -29,3 +40,23 @@ def read_text_file(source: InputStream, max_text_bytes: int) -> Iterator[Page | 
     values = {"text": text, "url": "", "id": "", "date": ""}
     found = build_document_page(0, values, max_text_bytes, "text")
     yield found if isinstance(found, Page) else SkippedRecord(source.path, 0, found)
+
+
+def _read_content(source: InputStream, magic: bytes, limit: int) -> bytes | SkippedRecord:
+    """Return the decoded bytes of a file, or why it has too many or damaged ones."""
+    too_long = SkippedRecord(
+        source.path,
+        0,
+        f"longer than {limit - len(_MARK)} bytes: split it, one document per file",
+    )
+    if not magic:
+        return too_long if source.size > limit else source.read_block(0, source.size)
+    content = bytearray()
+    for piece in CompressedMembers(source, magic, bool).iter_chunks(0):
+        # A part of a document is another document.
+        if isinstance(piece, DamagedMember):
+            return SkippedRecord(source.path, piece.offset, piece.reason)
+        content += piece.data
+        if len(content) > limit:
+            return too_long
+    return bytes(content)

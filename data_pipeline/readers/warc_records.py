@@ -24,7 +24,9 @@ from llmsys.data_pipeline.readers.byte_stream import (
     PlainByteStream,
 )
 from llmsys.data_pipeline.readers.compressed_members import (
+    BZIP2,
     LZ4,
+    XZ,
     CompressedMembers,
     detect_compression,
     read_dictionary,
@@ -302,7 +304,7 @@ def _has_record_offsets(source: InputStream, magic: bytes) -> bool:
     """
     if not magic:
         return True
-    if magic == LZ4 or read_dictionary(source) is not None:
+    if magic in (LZ4, BZIP2, XZ) or read_dictionary(source) is not None:
         return False
     source.seek(0)
     try:

@@ -16,9 +16,11 @@ import pyarrow as pa
 
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
+    AnnotatorConfig,
     BadWordsConfig,
     FastTextClassifierConfig,
     LinearClassifierConfig,
+    MapperConfig,
     PerplexityConfig,
     PythonRuleConfig,
 )
@@ -28,6 +30,7 @@ from llmsys.config.line_rules import (
     C4DolmaConfig,
     LineCorrectionsConfig,
 )
+from llmsys.config.python_code import PythonCode
 from llmsys.config.quality_rules import (
     FinewebQualityConfig,
     GopherQualityConfig,
@@ -35,6 +38,7 @@ from llmsys.config.quality_rules import (
     NativeTextConfig,
     RuleConfig,
 )
+from llmsys.data_pipeline.rules.document_row import DocumentColumns
 from llmsys.data_pipeline.rules.rule import (
     DocumentBatch,
     Rule,
@@ -68,21 +72,42 @@ class RuleChain:
     ) -> None:
         self._rules = [(rule.title, build_rule(rule, language, models)) for rule in rules]
         self._splitters = splitters or WordSplitters()
+        # Other rules see texts alone.
+        self._reads_columns = any(isinstance(rule, PythonCode) for rule in rules)
 
-    def apply(self, texts: pa.Array) -> list[RuleOutcome]:
+    def apply(self, texts: pa.Array, documents: pa.RecordBatch | None = None) -> list[RuleOutcome]:
         """Apply the rules to texts (string or large_string without nulls); the first outcome
         covers all of them.
+
+        Args:
+            texts: the texts.
+            documents: the other columns of the documents, for rules of the user's own code.
+
+        Returns:
+            One outcome per rule in order.
         """
         parts: list[list[RuleOutcome]] = [[] for _ in self._rules]
+        known = documents if self._reads_columns else None
+        start = 0
         for piece in _iter_slices(texts):
-            batch = DocumentBatch(piece, self._splitters)
+            columns = None
+            if known is not None:
+                columns = DocumentColumns(known.slice(start, len(piece)))
+            start += len(piece)
+            batch = DocumentBatch(piece, self._splitters, columns=columns)
             for (name, rule), outcomes in zip(self._rules, parts, strict=True):
                 verdicts = rule.apply(batch)
                 keep = verdicts.failed_D < 0
                 if verdicts.texts is not None:
                     batch = DocumentBatch(verdicts.texts, self._splitters, verdicts.words)
                 batch = batch.select_documents(keep)
-                outcomes.append(_build_outcome(name, verdicts, batch.texts))
+                outcome = _build_outcome(name, verdicts, batch.texts)
+                if columns is not None:
+                    columns = columns.select_documents(
+                        keep, name, outcome.statistics | outcome.columns
+                    )
+                    batch.set_columns(columns)
+                outcomes.append(outcome)
         return [_join_outcomes(outcomes) for outcomes in parts]
 
 
@@ -144,16 +169,25 @@ def build_rule(
             from llmsys.data_pipeline.rules.native_text import NativeTextRule
 
             return NativeTextRule(config)
-        case PythonRuleConfig():
+        case PythonRuleConfig() | AnnotatorConfig() | MapperConfig():
             return _load_python_rule(config)
         case unreachable:
             assert_never(unreachable)
 
 
-def _load_python_rule(config: PythonRuleConfig) -> Rule:
+def _load_python_rule(config: PythonRuleConfig | AnnotatorConfig | MapperConfig) -> Rule:
+    from llmsys.data_pipeline.rules.python_document import LoadedAnnotator, LoadedMapper
     from llmsys.data_pipeline.rules.python_rule import LoadedPythonRule
 
-    return LoadedPythonRule(config)
+    match config:
+        case PythonRuleConfig():
+            return LoadedPythonRule(config)
+        case AnnotatorConfig():
+            return LoadedAnnotator(config)
+        case MapperConfig():
+            return LoadedMapper(config)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequence[ThresholdTest]:
@@ -176,6 +210,8 @@ def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequenc
             from llmsys.data_pipeline.rules.perplexity import list_perplexity_thresholds
 
             return list_perplexity_thresholds(config)
+        case AnnotatorConfig() | MapperConfig():
+            return ()
         case BadWordsConfig():
             return build_rule(config.model_copy(update={"word_lists": ()}), language).limits
         case (
@@ -228,6 +264,7 @@ def _build_outcome(name: str, verdicts: RuleVerdicts, texts: Sequence[str]) -> R
             for name, column in verdicts.statistics.items()
         },
         changes={name: int(column[keep].sum()) for name, column in verdicts.changes.items()},
+        columns={name: column.filter(pa.array(keep)) for name, column in verdicts.columns.items()},
     )
 
 
@@ -261,5 +298,9 @@ def _join_outcomes(outcomes: Sequence[RuleOutcome]) -> RuleOutcome:
         },
         changes={
             name: sum(outcome.changes[name] for outcome in outcomes) for name in first.changes
+        },
+        columns={
+            name: pa.concat_arrays([outcome.columns[name] for outcome in outcomes])
+            for name in first.columns
         },
     )

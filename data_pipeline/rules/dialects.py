@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import assert_never, get_args
 
 from llmsys.config.custom_rules import (
+    AnnotatorConfig,
     BadWordsConfig,
     FastTextClassifierConfig,
     LinearClassifierConfig,
+    MapperConfig,
     PerplexityConfig,
     PythonRuleConfig,
 )
@@ -79,6 +81,8 @@ def _translate_to_dialect(rules: Sequence[RuleConfig], dialect: str) -> dict[str
                 | LinearClassifierConfig()
                 | PerplexityConfig()
                 | PythonRuleConfig()
+                | AnnotatorConfig()
+                | MapperConfig()
             ):
                 pass  # every tool measures these in the same way
             case unreachable:

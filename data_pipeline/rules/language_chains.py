@@ -66,19 +66,26 @@ class LanguageRuleChains:
         self._memo_chunks = max(_FEWEST_CHUNKS, _MEMO_CHUNKS // max(1, kinds))
         self._models: dict[RuleConfig, Rule] = {}
 
-    def list_statistics(self) -> list[str]:
-        """Return the names of the statistics, such as gopher_quality.words, in the order of the
+    def list_columns(self) -> list[pa.Field]:
+        """Return the columns that the rules add, such as gopher_quality.words, in the order of the
         rules.
         """
         outcomes = self._get_chain(next(iter(self._rules))).apply(pa.array([], pa.large_string()))
-        return [f"{outcome.rule}.{name}" for outcome in outcomes for name in outcome.statistics]
+        return [
+            pa.field(f"{outcome.rule}.{name}", column.type)
+            for outcome in outcomes
+            for name, column in (outcome.statistics | outcome.columns).items()
+        ]
 
-    def apply(self, texts: pa.Array, codes: pa.Array) -> list[RuleOutcome]:
+    def apply(
+        self, texts: pa.Array, codes: pa.Array, documents: pa.RecordBatch | None = None
+    ) -> list[RuleOutcome]:
         """Apply the rules of each text's language.
 
         Args:
             texts: D texts without nulls.
             codes: The language code of each text. A code without rules has those of `default`.
+            documents: The other columns, for rules of the user's own code.
 
         Returns:
             One outcome per rule in order. The first covers all texts; each later one covers those
@@ -87,11 +94,14 @@ class LanguageRuleChains:
         known = [code if code in self._rules else DEFAULT for code in codes.to_pylist()]
         names = sorted(set(known))
         if len(names) < 2:
-            return self._get_chain(names[0] if names else next(iter(self._rules))).apply(texts)
+            name = names[0] if names else next(iter(self._rules))
+            return self._get_chain(name).apply(texts, documents)
         language = np.array([names.index(code) for code in known], np.int64)
         rows = [np.flatnonzero(language == number) for number in range(len(names))]
         parts = [
-            self._get_chain(name).apply(texts.take(pa.array(own)))
+            self._get_chain(name).apply(
+                texts.take(pa.array(own)), documents and documents.take(pa.array(own))
+            )
             for name, own in zip(names, rows, strict=True)
         ]
         return _merge_outcomes(parts, rows)
@@ -154,6 +164,10 @@ def _join_outcomes(outcomes: Sequence[RuleOutcome], order: Rows, kept_order: Row
         changes={
             name: sum(outcome.changes.get(name, 0) for outcome in outcomes)
             for name in first.changes
+        },
+        columns={
+            name: concat_column([outcome.columns[name] for outcome in outcomes], kept_order)
+            for name in first.columns
         },
     )
 

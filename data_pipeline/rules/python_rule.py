@@ -27,6 +27,7 @@ import numpy as np
 from llmsys.config.custom_rules import PythonRuleConfig
 from llmsys.config.loading.python_object import describe_error, load_python_object
 from llmsys.config.section import Section
+from llmsys.data_pipeline.rules.document_row import DocumentRow
 from llmsys.data_pipeline.rules.rule import (
     DocumentBatch,
     Floats,
@@ -36,7 +37,7 @@ from llmsys.data_pipeline.rules.rule import (
 )
 from llmsys.errors import ConfigError, DataError
 
-_SHOWN_CHARACTERS = 60
+SHOWN_CHARACTERS = 60
 
 
 class PythonRule(Section):
@@ -64,6 +65,12 @@ class PythonRule(Section):
                 f"documents have the statistics {sorted(rows[0])} and {sorted(wrong[0])}"
             )
         return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+
+    def measure_documents(self, documents: Sequence[DocumentRow]) -> Mapping[str, Sequence[float]]:
+        """Return the statistics of several documents with all of their columns; `DocumentRule` has
+        a method for one.
+        """
+        return self.measure_all([document.text for document in documents])
 
 
 def load_python_rule(config: PythonRuleConfig) -> PythonRule:
@@ -108,19 +115,26 @@ class LoadedPythonRule:
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Return the verdicts by the user's statistics."""
-        return apply_thresholds(self.limits, self._measure_batch(batch.texts), len(batch))
+        return apply_thresholds(self.limits, self._measure_batch(batch), len(batch))
 
-    def _measure_batch(self, texts: Sequence[str]) -> dict[str, Floats]:
+    def _measure_batch(self, batch: DocumentBatch) -> dict[str, Floats]:
+        texts = batch.texts
         names = list(dict.fromkeys(limit.statistic for limit in self.limits))
         if not texts:
             return {name: np.empty(0) for name in names}
         try:
-            found = self._rule.measure_all(texts)
+            # Rows are built only for rules that read them.
+            reads_rows = type(self._rule).measure_documents is not PythonRule.measure_documents
+            found = (
+                self._rule.measure_documents(batch.rows)
+                if reads_rows
+                else self._rule.measure_all(texts)
+            )
             columns = {name: np.asarray(values, np.float64) for name, values in found.items()}
         except Exception as error:
             raise DataError(
                 f"{self._path} failed on {len(texts)} documents, the first of which begins "
-                f"{texts[0][:_SHOWN_CHARACTERS]!r}: {describe_error(error, Path(self._file))}. "
+                f"{texts[0][:SHOWN_CHARACTERS]!r}: {describe_error(error, Path(self._file))}. "
                 "Correct the code; check_python_rule runs it on texts of your own."
             ) from error
         if set(columns) != set(names) or any(
@@ -157,7 +171,7 @@ def check_python_rule(rule: PythonRule, *, kept: Sequence[str], dropped: Sequenc
             for name, values in rule.measure_all([text]).items()
         }
         row = {name: float(column[number]) for name, column in together.items()}
-        shown = text[:_SHOWN_CHARACTERS]
+        shown = text[:SHOWN_CHARACTERS]
         if row != {name: float(column[0]) for name, column in alone.items()}:
             raise AssertionError(f"{shown!r} measures {row} among other texts and {alone} alone")
         if (failed[number] < 0) != (number < len(kept)):

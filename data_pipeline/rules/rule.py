@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from llmsys.data_pipeline.rules.document_row import DocumentColumns, DocumentRow
 from llmsys.data_pipeline.text.ragged_arrays import Integers, join_without_whitespace
 from llmsys.data_pipeline.text.word_columns import WordColumns, WordSplitter
 from llmsys.data_pipeline.text.word_tokenizers import UnicodeTokenizer, WhitespaceTokenizer
@@ -51,11 +52,17 @@ class DocumentBatch:
         texts: the documents.
         splitters: split their words.
         word_counts: (D,) words of each document, if known.
+        columns: their other columns, if known.
     """
 
     def __init__(
-        self, texts: Sequence[str], splitters: WordSplitters, word_counts: Integers | None = None
+        self,
+        texts: Sequence[str],
+        splitters: WordSplitters,
+        word_counts: Integers | None = None,
+        columns: DocumentColumns | None = None,
     ) -> None:
+        self.columns = columns
         self.texts = texts
         self.splitters = splitters
         if word_counts is not None:
@@ -63,6 +70,13 @@ class DocumentBatch:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @cached_property
+    def rows(self) -> list[DocumentRow]:
+        """The documents with all of their columns; with texts alone if the others are unknown."""
+        if self.columns is None:
+            return [DocumentRow(text) for text in self.texts]
+        return self.columns.build_rows(self.texts)
 
     @cached_property
     def character_counts(self) -> Integers:
@@ -95,6 +109,11 @@ class DocumentBatch:
         space.
         """
         return join_without_whitespace(self.texts)
+
+    def set_columns(self, columns: DocumentColumns) -> None:
+        """Replace the other columns of the documents, after a rule added some."""
+        self.columns = columns
+        self.__dict__.pop("rows", None)
 
     def count_occurrences(self, *parts: str) -> Integers:
         """Count the occurrences of all `parts` together, per document."""
@@ -152,6 +171,7 @@ class RuleOutcome:
             name is complete.
         texts: large_string per kept document, perhaps rewritten.
         statistics: float32 per kept document, by name of the statistic.
+        columns: further columns per kept document, of any type, by name.
         changes: number of lines (or other pieces) removed from kept documents, by test.
     """
 
@@ -164,6 +184,7 @@ class RuleOutcome:
     texts: pa.LargeStringArray
     statistics: dict[str, pa.FloatArray]
     changes: dict[str, int]
+    columns: dict[str, pa.Array] = field(default_factory=dict)
 
 
 Floats = npt.NDArray[np.float64]
@@ -194,6 +215,7 @@ class RuleVerdicts:
         matches: match of the failed test by index of the document, if it adds to the name of the
             test.
         words: number of words of the rewritten texts, None if unknown.
+        columns: further columns of D values, of any type.
     """
 
     tests: tuple[str, ...]
@@ -205,6 +227,7 @@ class RuleVerdicts:
     changes: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     matches: Mapping[int, str] = field(default_factory=dict)
     words: npt.NDArray[np.int64] | None = None
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
 class Rule(Protocol):

@@ -24,6 +24,7 @@ from llmsys.config.language import LanguageConfig
 from llmsys.data_pipeline.core.document_schema import (
     DROPPED_SCHEMA,
     PartitionWriter,
+    add_fields_column,
     build_document_schema,
     count_text_bytes,
 )
@@ -33,11 +34,12 @@ from llmsys.data_pipeline.core.funnel import (
     format_reason,
     sort_in_file_order,
 )
+from llmsys.data_pipeline.core.input_fields import FIELDS
 from llmsys.data_pipeline.executors.base import Report
 from llmsys.data_pipeline.stages.extract_text import MARKDOWN
 from llmsys.data_pipeline.stages.extract_text import URL_STAGE as URL
 from llmsys.data_pipeline.text.markdown_lines import apply_line_changes
-from llmsys.dataset.token_shards import read_batches
+from llmsys.dataset.token_shards import read_batches, read_schema
 
 if TYPE_CHECKING:
     from llmsys.data_pipeline.rules.language_chains import LanguageRuleChains
@@ -81,22 +83,19 @@ def apply_rules_to_file(
     document_filter = _DocumentFilter(
         get_language_chains(rules, files), config.language, config.unicode
     )
-    names = document_filter.chains.list_statistics()
+    columns = document_filter.chains.list_columns()
     limit = config.documents.batch_bytes
+    schemas = [build_document_schema(columns), DROPPED_SCHEMA]
+    if FIELDS in read_schema(source).names:
+        schemas = [add_fields_column(schema) for schema in schemas]
     with (
-        PartitionWriter(
-            kept, build_document_schema(names), config.documents.num_shards, limit
-        ) as kept_writer,
-        PartitionWriter(
-            dropped, DROPPED_SCHEMA, config.documents.num_shards, limit
-        ) as dropped_writer,
+        PartitionWriter(kept, schemas[0], config.documents.num_shards, limit) as kept_writer,
+        PartitionWriter(dropped, schemas[1], config.documents.num_shards, limit) as dropped_writer,
     ):
         for texts in read_batches(source):
             kept_batch, drops = document_filter.filter_batch(texts)
             kept_writer.write(kept_batch)
-            dropped_writer.write(
-                pa.RecordBatch.from_pylist(sort_in_file_order(drops), DROPPED_SCHEMA)
-            )
+            dropped_writer.write(pa.RecordBatch.from_pylist(sort_in_file_order(drops), schemas[1]))
             document_filter.tally.add_drops(drops)
             report(texts.num_rows, len(drops))
     documents = document_filter.language_documents
@@ -179,7 +178,7 @@ class _DocumentFilter:
         batch = self._filter_by_language(batch, drops)
         if MARKDOWN in batch.schema.names:
             batch = batch.append_column(_EXTRACTED, batch.column("text"))
-        for outcome in self.chains.apply(batch.column("text"), batch.column("language")):
+        for outcome in self.chains.apply(batch.column("text"), batch.column("language"), batch):
             batch = self._apply_outcome(outcome, batch, drops)
         return batch, drops
 
@@ -299,7 +298,7 @@ class _DocumentFilter:
         drops += build_dropped_rows(batch.filter(gone).to_pylist(), outcome.rule, verdicts)
         batch = batch.filter(outcome.keep)
         batch = _set_column(batch, "text", outcome.texts)
-        for name, column in outcome.statistics.items():
+        for name, column in (outcome.statistics | outcome.columns).items():
             batch = batch.append_column(f"{outcome.rule}.{name}", column)
         return self._add_output_counts(outcome.rule, batch)
 
@@ -342,9 +341,10 @@ def _build_extract_verdict(row: dict[str, Any]) -> tuple[str, float | None, floa
 
 
 def _select_document_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    # Statistics of rules have a dot in their name.
-    names = [name for name in batch.schema.names if "." in name]
-    schema = build_document_schema(names)
+    # Columns of rules have a dot in their name.
+    schema = build_document_schema(field for field in batch.schema if "." in field.name)
+    if FIELDS in batch.schema.names:
+        schema = add_fields_column(schema)
     return pa.record_batch([batch.column(name) for name in schema.names], schema=schema)
 
 

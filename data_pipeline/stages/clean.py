@@ -16,7 +16,12 @@ import pyarrow.compute as pc
 from llmsys.config.cleaning import PiiReplacementConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NgramDecontaminationConfig
-from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, count_text_bytes
+from llmsys.data_pipeline.core.document_schema import (
+    DROPPED_SCHEMA,
+    concat_batches,
+    count_text_bytes,
+    read_rows,
+)
 from llmsys.data_pipeline.core.funnel import DECONTAMINATE, PII, FunnelCounts, build_dropped_rows
 from llmsys.data_pipeline.decontaminate.contamination_report import (
     ContaminationJudge,
@@ -78,7 +83,7 @@ def clean_file(
     schema = cleaner.build_schema(read_schema(source[0]))
     with (
         ArrowFileWriter(documents, schema, "zstd") as kept,
-        ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone,
+        ArrowFileWriter(dropped, read_schema(source[1]), "zstd") as gone,
     ):
         # Earlier drops come first: the file stays ordered by stage.
         for batch in read_batches(source[1]):
@@ -90,7 +95,7 @@ def clean_file(
                 kept.write(pa.record_batch(batch.columns, schema=schema))
             report(before, before - batch.num_rows)
         if cleaner.drops:
-            gone.write(pa.RecordBatch.from_pylist(cleaner.drops, DROPPED_SCHEMA))
+            gone.write(cleaner.build_dropped_batch(read_schema(source[1])))
     for path in found:
         write_contamination_report(path, cleaner.findings)
     cleaner.tally.merge_counts(FunnelCounts(made["tally"]))
@@ -110,6 +115,7 @@ class _Cleaner:
         self.pii = config.pii if isinstance(config.pii, PiiReplacementConfig) else None
         self.tally = FunnelCounts()
         self.drops: list[dict[str, Any]] = []
+        self._dropped_documents: list[pa.RecordBatch] = []
         self.findings: list[dict[str, Any]] = []
         self._lengths = np.zeros(len(LENGTH_EDGES) - 1, np.int64)
         self._text_bytes = self._rows = self._seen = 0
@@ -127,6 +133,16 @@ class _Cleaner:
             pa.field(f"{PII}.{kind}", pa.float32()) for kind in (self.pii.kinds if self.pii else ())
         ]
         return pa.schema([*schema, *fields], schema.metadata)
+
+    def build_dropped_batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        """Return the drops with the columns of the input that their documents had."""
+        drops = pa.RecordBatch.from_pylist(self.drops, DROPPED_SCHEMA)
+        documents = concat_batches(self._dropped_documents)
+        columns = [
+            (drops if name in DROPPED_SCHEMA.names else documents).column(name)
+            for name in schema.names
+        ]
+        return pa.record_batch(columns, schema=schema)
 
     def clean_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the documents that stay, cleaned."""
@@ -151,7 +167,7 @@ class _Cleaner:
         stays = np.ones(batch.num_rows, np.bool_)
         texts: dict[int, str] = {}
         for row in np.unique(rows[(rows >= 0) & (rows < batch.num_rows)]).tolist():
-            document = batch.slice(row, 1).to_pylist()[0]
+            document = read_rows(batch.slice(row, 1))[0]
             first, last = np.searchsorted(rows, [row, row + 1]).tolist()
             finding = self._findings.judge_document(document, matches.slice(first, last - first))
             self.findings += finding.rows
@@ -160,6 +176,7 @@ class _Cleaner:
                 drops = build_dropped_rows([document], DECONTAMINATE, [finding.verdict])
                 self.tally.add_drops(drops)
                 self.drops += drops
+                self._dropped_documents.append(batch.slice(row, 1))
             elif finding.text is not None:
                 texts[row] = finding.text
                 gone = len(document["text"]) - len(finding.text)

@@ -22,10 +22,14 @@ import pyarrow as pa
 from llmsys.data_pipeline.core.document_schema import (
     DROPPED_SCHEMA,
     PartitionWriter,
+    add_fields_column,
     concat_batches,
+    count_row_bytes,
     count_text_bytes,
+    fill_fields_column,
 )
 from llmsys.data_pipeline.core.funnel import FunnelCounts, sort_in_file_order
+from llmsys.data_pipeline.core.input_columns import InputColumns
 from llmsys.data_pipeline.core.task_record import FileRows
 from llmsys.data_pipeline.dedup.duplicate_decisions import DuplicateFilter
 from llmsys.data_pipeline.executors.base import Report
@@ -127,6 +131,7 @@ def gather_sources(
     dropped: Sequence[Path],
     shards: int,
     batch_bytes: int,
+    keeps_fields: bool,
 ) -> dict[str, Any]:
     """Gather the documents of a group of input blocks by document file. Progress is in documents.
 
@@ -142,14 +147,20 @@ def gather_sources(
         kept: File to write the documents to.
         dropped: Files to write the dropped documents to: one per stage, and one for the duplicates.
         shards: Number of document files.
-        batch_bytes: Bytes of text in memory.
+        batch_bytes: Bytes of text and further fields in memory.
+        keeps_fields: Whether some block may have further fields.
 
     Returns:
         Funnel counts, and [document file, rows] of the batches in every file.
     """
     collector = _Collector(report)
+    gone_schema = add_fields_column(DROPPED_SCHEMA) if keeps_fields else DROPPED_SCHEMA
+    kept_schema = read_schema(sources[0].kept)
+    if keeps_fields:
+        kept_schema = add_fields_column(kept_schema)
+    fill = fill_fields_column if keeps_fields else _keep_batch
     with ExitStack() as stack:
-        schemas = [read_schema(sources[0].kept), *[DROPPED_SCHEMA] * len(dropped)]
+        schemas = [kept_schema, *[gone_schema] * len(dropped)]
         kept_out, *gone_out = [
             stack.enter_context(PartitionWriter(path, schema, shards, batch_bytes))
             for path, schema in zip((kept, *dropped), schemas, strict=True)
@@ -157,13 +168,13 @@ def gather_sources(
         for number, source in enumerate(sources, first):
             for (path, batches), writer in zip(source.dropped, gone_out[:-1], strict=True):
                 for (owner, _), batch in zip(batches, read_batches(path), strict=True):
-                    writer.write_part(batch, owner)
+                    writer.write_part(fill(batch), owner)
             duplicates = DuplicateFilter(decisions, number, rules, collector.tally)
             for owner in sorted({owner for owner, _ in source.kept_batches}):
                 for batch in collector.iter_kept_batches(source, owner, duplicates):
-                    kept_out.write_part(batch, owner)
+                    kept_out.write_part(fill(batch), owner)
                 gone_out[-1].write_part(
-                    pa.RecordBatch.from_pylist(collector.pop_drops(), DROPPED_SCHEMA), owner
+                    pa.RecordBatch.from_pylist(collector.pop_drops(), gone_schema), owner
                 )
     return {
         "tally": collector.tally.to_dict(),
@@ -182,6 +193,7 @@ def collect_shard(
     documents: Path,
     dropped: Path,
     batch_bytes: int,
+    columns: InputColumns | None = None,
 ) -> dict[str, Any]:
     """Write one document file and its dropped documents. Progress is in documents.
 
@@ -193,20 +205,25 @@ def collect_shard(
         rules: Rules of these decisions, in order.
         documents: File to write the documents to.
         dropped: File to write the dropped documents to.
-        batch_bytes: Bytes of text per record batch.
+        batch_bytes: Bytes of text and further fields per record batch.
+        columns: Columns that the further fields become; None if no block has any.
 
     Returns:
         Funnel counts, histogram of lengths over `LENGTH_EDGES`, bytes of text, and rows of both
         files.
     """
     collector = _Collector(report)
-    schema = read_schema(sources[0].kept)
+    schemas = [read_schema(sources[0].kept), DROPPED_SCHEMA]
+    gone_schema = DROPPED_SCHEMA
+    if columns is not None:
+        schemas = [columns.extend_schema(schema) for schema in schemas]
+        gone_schema = add_fields_column(DROPPED_SCHEMA)
     with (
-        ArrowFileWriter(documents, schema, "zstd") as kept,
-        ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone,
+        ArrowFileWriter(documents, schemas[0], "zstd") as kept,
+        ArrowFileWriter(dropped, schemas[1], "zstd") as gone,
     ):
-        kept_out = _Rebatcher(kept, batch_bytes)
-        gone_out = _Rebatcher(gone, batch_bytes)
+        kept_out = _Rebatcher(kept, batch_bytes, columns)
+        gone_out = _Rebatcher(gone, batch_bytes, columns)
         for batch in _iter_dropped_batches(sources, shard):
             gone_out.write(batch)
         # The number is the index by which decisions name the file.
@@ -215,13 +232,17 @@ def collect_shard(
                 source, shard, DuplicateFilter(decisions, number, rules, collector.tally)
             ):
                 kept_out.write(batch)
-            gone_out.write(pa.RecordBatch.from_pylist(collector.pop_drops(), DROPPED_SCHEMA))
+            gone_out.write(pa.RecordBatch.from_pylist(collector.pop_drops(), gone_schema))
         kept_out.flush()
         gone_out.flush()
     return collector.build_result() | {
         "documents_rows": kept_out.rows,
         "dropped_rows": gone_out.rows,
     }
+
+
+def _keep_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
 
 
 def _iter_dropped_batches(sources: Sequence[ShardSource], shard: int) -> Iterator[pa.RecordBatch]:
@@ -290,12 +311,15 @@ class _Collector:
 
 class _Rebatcher:
     """Writes batches that end at the row that fills them, whatever the sizes of the incoming
-    batches.
+    batches. Further fields become columns.
     """
 
-    def __init__(self, writer: ArrowFileWriter, limit_bytes: int) -> None:
+    def __init__(
+        self, writer: ArrowFileWriter, limit_bytes: int, columns: InputColumns | None
+    ) -> None:
         self.writer = writer
         self.limit = limit_bytes
+        self.columns = columns
         self.waiting: list[pa.RecordBatch] = []
         self.bytes = self.rows = 0
 
@@ -303,7 +327,9 @@ class _Rebatcher:
         if not batch.num_rows:
             return
         self.rows += batch.num_rows
-        ends = np.cumsum(count_text_bytes(batch.column("text")))
+        if self.columns is not None:
+            batch = fill_fields_column(batch)
+        ends = np.cumsum(count_row_bytes(batch))
         start = used = 0
         # Each batch ends with the row that reaches the limit, so that input batches do not matter.
         while (full := int(np.searchsorted(ends, used + self.limit - self.bytes))) < batch.num_rows:
@@ -317,6 +343,7 @@ class _Rebatcher:
 
     def flush(self) -> None:
         if self.waiting:
-            self.writer.write(concat_batches(self.waiting))
+            batch = concat_batches(self.waiting)
+            self.writer.write(batch if self.columns is None else self.columns.unpack_batch(batch))
         self.waiting = []
         self.bytes = 0

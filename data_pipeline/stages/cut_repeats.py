@@ -12,8 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, count_text_bytes
+from llmsys.data_pipeline.core.document_schema import (
+    DROPPED_SCHEMA,
+    add_fields_column,
+    count_text_bytes,
+)
 from llmsys.data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, sort_in_file_order
+from llmsys.data_pipeline.core.input_fields import FIELDS
 from llmsys.data_pipeline.dedup.duplicate_decisions import (
     SPANS,
     DuplicateFilter,
@@ -169,15 +174,16 @@ def cut_repeats_from_file(
     schema = pa.schema(
         [*present, (f"{cutter.rule}.removed_characters", pa.float32())], present.metadata
     )
+    gone_schema = add_fields_column(DROPPED_SCHEMA) if FIELDS in present.names else DROPPED_SCHEMA
     batches: dict[str, list[list[int]]] = {"kept_batches": [], "dropped_batches": []}
     with (
         ArrowFileWriter(kept, schema, "zstd") as kept_out,
-        ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone_out,
+        ArrowFileWriter(dropped, gone_schema, "zstd") as gone_out,
     ):
         for (owner, count), batch in zip(kept_batches, read_batches(source), strict=True):
             batch, stays, drops = duplicate_filter.filter_batch(batch, row)
             batch, more = file_cutter.cut_batch(batch, np.flatnonzero(stays) + row)
-            gone = pa.RecordBatch.from_pylist(sort_in_file_order([*drops, *more]), DROPPED_SCHEMA)
+            gone = pa.RecordBatch.from_pylist(sort_in_file_order([*drops, *more]), gone_schema)
             for name, part, writer in (
                 ("kept_batches", batch, kept_out),
                 ("dropped_batches", gone, gone_out),

@@ -5,8 +5,10 @@ Invariants:
     - A file under its final name is complete.
 """
 
+import base64
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,15 +18,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from llmsys.data_pipeline.core.document_schema import read_rows
+from llmsys.data_pipeline.core.input_columns import TOKEN_COUNT
 from llmsys.data_pipeline.executors.base import Report
 from llmsys.dataset.token_shards import read_batches, read_schema
 from llmsys.errors import DataError
 from llmsys.storage.atomic_write import describe_write_error, sync_folder
 
 _LEVEL = 3  # zstd's default
+_DUMP = re.compile(r"CC-MAIN-\d{4}-\d{2}")  # as paths of Common Crawl name it
 
 
-def export_documents(report: Report, *, source: Path, output: Path, format: str) -> dict[str, Any]:
+def export_documents(
+    report: Report,
+    *,
+    source: Path,
+    output: Path,
+    format: str,
+    columns: str = "own",
+    tokens: Path | None = None,
+) -> dict[str, Any]:
     """Write one file of documents in another format. Progress is in documents.
 
     Args:
@@ -32,17 +45,60 @@ def export_documents(report: Report, *, source: Path, output: Path, format: str)
         source: Arrow file of documents.
         output: File to write.
         format: `parquet` or `jsonl.zst`.
+        columns: `own`, or `fineweb` for its names and `token_count`.
+        tokens: File of the encoded documents, batch by batch, for `fineweb`; None where there are
+            no tokens, whose number is then null.
 
     Returns:
         Number of documents.
     """
     rows = 0
-    with open_document_writer(output, format, read_schema(source)) as write:
+    is_own = columns == "own"
+    schema = read_schema(source) if is_own else _build_fineweb_schema(read_schema(source))
+    counts = _iter_token_counts(source if tokens is None else tokens, tokens is not None)
+    with open_document_writer(output, format, schema) as write:
         for batch in read_batches(source):
-            write(batch)
+            if is_own:
+                write(batch)
+            else:
+                write(_build_fineweb_batch(batch, next(counts), schema))
             rows += batch.num_rows
             report(batch.num_rows, 0)
     return {"documents_rows": rows}
+
+
+def _build_fineweb_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of documents with FineWeb's names, and those that it has besides. A name
+    that a field of the input has is not given again.
+    """
+    fields = [
+        field.with_name("file_path")
+        if field.name == "file" and "file_path" not in schema.names
+        else field
+        for field in schema
+    ]
+    dump = [] if "dump" in schema.names else [pa.field("dump", pa.string())]
+    return pa.schema([*fields, *dump, (TOKEN_COUNT, pa.int64())], schema.metadata)
+
+
+def _build_fineweb_batch(batch: pa.RecordBatch, counts: pa.Array, schema: pa.Schema) -> Any:
+    dump = []
+    if "dump" not in batch.schema.names:
+        found = map(_DUMP.search, batch.column("file").to_pylist())
+        dump = [pa.array((one and one[0] for one in found), pa.string())]
+    return pa.record_batch([*batch.columns, *dump, counts], schema=schema)
+
+
+def _iter_token_counts(path: Path, has_tokens: bool) -> Iterator[pa.Array]:
+    """Yield the number of tokens of each document without its end token, batch by batch."""
+    import pyarrow.compute as pc  # slow to import
+
+    for batch in read_batches(path):
+        if has_tokens:
+            lengths = pc.list_value_length(batch.column("tokens"))
+            yield pc.subtract(lengths.cast(pa.int64()), 1)
+        else:
+            yield pa.nulls(batch.num_rows, pa.int64())
 
 
 Write = Callable[[pa.RecordBatch], None]
@@ -84,10 +140,18 @@ def _open_json_lines_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[Write
 @contextmanager
 def _open_plain_lines_writer(file: Any, schema: pa.Schema) -> Iterator[Write]:
     def write_batch(batch: pa.RecordBatch) -> None:
-        for row in batch.to_pylist():
-            file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+        for row in read_rows(batch):
+            text = json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=_format_cell)
+            file.write(text.encode() + b"\n")
 
     yield write_batch
+
+
+def _format_cell(value: Any) -> str:
+    """Format what JSON does not have: times in ISO 8601, bytes in base64, decimals."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return str(value.isoformat()) if hasattr(value, "isoformat") else str(value)
 
 
 _WRITERS: dict[str, Any] = {

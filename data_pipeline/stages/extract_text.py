@@ -36,11 +36,18 @@ from llmsys.config.cleaning import (
     NoUrlFilter,
     ReadConfig,
 )
-from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, compute_document_id
+from llmsys.data_pipeline.core.document_schema import (
+    DROPPED_SCHEMA,
+    add_fields_column,
+    compute_document_id,
+)
+from llmsys.data_pipeline.core.input_fields import FIELDS, FieldCounts
 from llmsys.data_pipeline.core.native import count_core_pages
 from llmsys.data_pipeline.executors.base import Report
 from llmsys.data_pipeline.stages.split_inputs import compute_block_digest
 from llmsys.dataset.token_shards import ArrowFileWriter
+from llmsys.log import redact_url
+from llmsys.storage.paths import is_remote
 
 if TYPE_CHECKING:
     from llmsys.data_pipeline.extract.extractor import ExtractionResult
@@ -57,19 +64,20 @@ _FIELDS = (
 )
 
 
-def build_text_schema(urls: UrlConfig, extract: ExtractConfig) -> pa.Schema:
+def build_text_schema(urls: UrlConfig, extract: ExtractConfig, keeps_fields: bool) -> pa.Schema:
     """Return the schema of extracted texts, with a column of Markdown if documents are Markdown,
-    and with verdict columns if there are URL lists.
+    one of further fields if they are kept, and verdict columns if there are URL lists.
     """
-    schema = _build_page_schema(extract)
+    schema = _build_page_schema(extract, keeps_fields)
     return pa.schema([*schema, *_FIELDS]) if isinstance(urls, UrlFilterConfig) else schema
 
 
-def _build_page_schema(extract: ExtractConfig) -> pa.Schema:
+def _build_page_schema(extract: ExtractConfig, keeps_fields: bool) -> pa.Schema:
     """Return the schema of texts without verdicts on their URLs."""
+    schema = TEXT_SCHEMA
     if isinstance(extract, ArticleExtractorConfig) and extract.format == "markdown":
-        return TEXT_SCHEMA.append(pa.field(MARKDOWN, pa.large_string()))
-    return TEXT_SCHEMA
+        schema = schema.append(pa.field(MARKDOWN, pa.large_string()))
+    return add_fields_column(schema) if keeps_fields else schema
 
 
 class UrlGate:
@@ -158,10 +166,11 @@ def extract_file(
 
     Returns:
         With an identity, that and the digest of the block; counts of records, pages and bytes;
-        skips and notes by file and reason; `again`: whether its
+        skips and notes by file and reason; names and kinds of further fields; `again`: whether its
         storage failed.
     """
     # not where the stage is only planned
+    from llmsys.data_pipeline.readers.input_stream import format_file_name
     from llmsys.data_pipeline.readers.page_reader import read_pages
 
     # Just before its bytes are read: then the disk gives them once.
@@ -172,18 +181,28 @@ def extract_file(
     skipped = _SkipCounts()
     noted = _SkipCounts()
     dropped_batches = list[list[int]]()
+    keeps_fields = read.keep_fields != "none"
+    schema = build_text_schema(urls, config, keeps_fields)
+    field_counts = FieldCounts() if keeps_fields else None
     with (
-        ArrowFileWriter(output, build_text_schema(urls, config), "zstd") as writer,
+        ArrowFileWriter(output, schema, "zstd") as writer,
         ArrowFileWriter(unread, DROPPED_SCHEMA, "zstd") as unread_writer,
     ):
         for batch in read_pages(
             source, max_page_bytes=config.max_page_bytes, config=read, start=start, stop=stop
         ):
             given_text_bytes += _count_given_text_bytes(batch.pages)
+            fields = batch.pages.column("fields")
+            if field_counts is not None and fields.null_count < len(fields):
+                field_counts.add_cells(fields.to_pylist(), batch.pages.column("offset").to_pylist())
             allowed, rejected = gate.split_pages(batch.pages)
             for texts in (
-                gate.add_empty_verdicts(_build_text_batch(allowed, config, is_extracted=True)),
-                gate.add_verdicts(_build_text_batch(rejected, config, is_extracted=False)),
+                gate.add_empty_verdicts(
+                    _build_text_batch(allowed, config, keeps_fields, is_extracted=True)
+                ),
+                gate.add_verdicts(
+                    _build_text_batch(rejected, config, keeps_fields, is_extracted=False)
+                ),
             ):
                 if texts.num_rows:
                     writer.write(texts)
@@ -209,6 +228,10 @@ def extract_file(
     counts["left_pages"] = after.left - before.left
     if digest:
         counts |= {"identity": identity, "digest": digest}
+    if field_counts is not None:
+        counts["fields"] = field_counts.to_dict(
+            redact_url(source) if is_remote(source) else format_file_name(source)
+        )
     return counts | {
         "skipped": skipped.to_list(),
         "noted": noted.to_list(),
@@ -224,12 +247,13 @@ def _count_given_text_bytes(pages: pa.RecordBatch) -> int:
 
 
 def _build_text_batch(
-    pages: pa.RecordBatch, config: ExtractConfig, *, is_extracted: bool
+    pages: pa.RecordBatch, config: ExtractConfig, keeps_fields: bool, *, is_extracted: bool
 ) -> pa.RecordBatch:
-    """Build rows of `TEXT_SCHEMA`, with Markdown if the config asks for it. Rejected pages are not
-    extracted.
+    """Build rows of `TEXT_SCHEMA`, with Markdown and further fields if the config asks for them.
+    Rejected pages are not extracted.
     """
-    columns = {name: pages.column(name) for name in ("url", "date", "file", "offset", "note")}
+    names = ("url", "date", "file", "offset", "note", FIELDS)
+    columns = {name: pages.column(name) for name in names}
     given = pages.column("text").to_pylist()
     contents = [
         payload if text is None else text.encode()
@@ -251,7 +275,7 @@ def _build_text_batch(
     for field in ("test", "value", "threshold"):
         limits = [violation and getattr(violation, field) for violation in limit_hits]
         columns[f"extract_{field}"] = pa.array(limits, TEXT_SCHEMA.field(f"extract_{field}").type)
-    schema = _build_page_schema(config)
+    schema = _build_page_schema(config, keeps_fields)
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 

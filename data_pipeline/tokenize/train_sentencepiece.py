@@ -13,7 +13,7 @@ Invariants:
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
@@ -220,17 +220,34 @@ def fit_sentencepiece(
         DataError: if SentencePiece rejects the options, mostly because of the size of the
             vocabulary.
     """
-    import sentencepiece  # slow to import
-
-    model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=lines, model_writer=model, **_build_trainer_options(config)
-        )
+        model = train_sentencepiece(lines, config)
     except RuntimeError as error:
         raise DataError(_describe_training_error(error, config, sample)) from error
     made = {"config": config.model_dump(mode="json"), "sample": sample}
-    return publish_sentencepiece(folder, model.getvalue(), made)
+    return publish_sentencepiece(folder, model, made)
+
+
+def train_sentencepiece(lines: Iterable[str], config: SentencePieceConfig) -> bytes:
+    """Train a tokenizer on lines of text.
+
+    Args:
+        lines: the text, without newlines.
+        config: options of SentencePiece.
+
+    Returns:
+        The model file.
+
+    Raises:
+        RuntimeError: SentencePiece rejects the options.
+    """
+    import sentencepiece  # slow to import
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, **_build_trainer_options(config)
+    )
+    return model.getvalue()
 
 
 def _build_trainer_options(config: SentencePieceConfig) -> dict[str, Any]:

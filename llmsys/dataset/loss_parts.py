@@ -7,8 +7,10 @@ windows, micro-batches or ranks had a part of it.
 Invariants:
 - A file under its final name is complete and is never changed: it is written under a temporary
   name, synced and renamed.
-- Files end at every checkpoint, before it is saved. A run that resumes from one removes what comes
-  after it, so no step is there twice and none is missing.
+- Every step is in a file before a checkpoint after it is saved. A run that resumes from one removes
+  what comes after it, so no step is there twice and none is missing.
+- The number of files follows from the rows and the starts of a run, not from its checkpoints: the
+  newest file of a rank is written again, with the rows after it, while it is short.
 - Documents have the numbers of the training split of their dataset, whose fingerprint is in the
   schema's metadata.
 """
@@ -62,8 +64,22 @@ def list_loss_parts(run_folder: Path) -> list[LossPart]:
         run_folder: Folder of the run.
 
     Returns:
-        Files by step and rank; none where losses were not recorded.
+        Files by step and rank; none where losses were not recorded. One whose steps are all in
+        another of its rank is left out: a kill came before it was removed.
     """
+    return _select_longest_parts(_find_loss_parts(run_folder))
+
+
+def _select_longest_parts(parts: Sequence[LossPart]) -> list[LossPart]:
+    """Return the parts without those that were written again with further rows."""
+    last: dict[tuple[int, int], int] = {}
+    for part in parts:
+        key = (part.rank, part.first)
+        last[key] = max(part.last, last.get(key, 0))
+    return [part for part in parts if part.last == last[part.rank, part.first]]
+
+
+def _find_loss_parts(run_folder: Path) -> list[LossPart]:
     folder = run_folder / LOSSES_FOLDER
     found = (
         (path, _NAME.fullmatch(path.name)) for path in (folder.iterdir() if folder.is_dir() else ())
@@ -72,9 +88,44 @@ def list_loss_parts(run_folder: Path) -> list[LossPart]:
     return sorted(parts, key=lambda part: (part.first, part.rank))
 
 
+def extend_loss_part(
+    part: LossPart | None,
+    run_folder: Path,
+    rank: int,
+    rows: pa.RecordBatch,
+    fingerprints: Sequence[str],
+    max_rows: int,
+) -> LossPart:
+    """Write the rows of some steps of a rank, in one file with those before if both fit into it.
+
+    Args:
+        part: The file that this process has written before; None: none.
+        run_folder: Folder of the run.
+        rank: The rank.
+        rows: One row or more with the columns of `LOSS_SCHEMA`, ordered by step, after those of
+            `part`.
+        fingerprints: Fingerprint of the dataset of each source.
+        max_rows: Most rows of a file that is written from two.
+
+    Returns:
+        The file with the rows.
+
+    Raises:
+        DataError: The disk refuses the file, or the one before is damaged.
+    """
+    if part is None or not part.path.is_file():
+        return write_loss_part(run_folder, rank, rows, fingerprints)
+    before, _ = _read_part(part.path)
+    if rows.num_rows + sum(batch.num_rows for batch in before) > max_rows:
+        return write_loss_part(run_folder, rank, rows, fingerprints)
+    joined = write_loss_part(run_folder, rank, pa.concat_batches([*before, rows]), fingerprints)
+    part.path.unlink(missing_ok=True)
+    return joined
+
+
 def write_loss_part(
     run_folder: Path, rank: int, rows: pa.RecordBatch, fingerprints: Sequence[str]
-) -> None:
+) -> LossPart:
     """Write the rows of some steps of a rank. When it returns they survive a power failure.
 
     Args:
@@ -83,11 +134,15 @@ def write_loss_part(
         rows: One row or more with the columns of `LOSS_SCHEMA`, ordered by step.
         fingerprints: Fingerprint of the dataset of each source.
 
+    Returns:
+        The file.
+
     Raises:
         DataError: The disk refuses the file.
     """
     steps = rows.column("step")
-    name = f"step-{steps[0].as_py():08d}-{steps[-1].as_py():08d}.rank-{rank:05d}.arrow"
+    first, last = steps[0].as_py(), steps[-1].as_py()
+    name = f"step-{first:08d}-{last:08d}.rank-{rank:05d}.arrow"
     metadata = DOCUMENT_LOSSES.arrow_metadata | {
         FINGERPRINTS_KEY: json.dumps(list(fingerprints)).encode()
     }
@@ -95,6 +150,7 @@ def write_loss_part(
     path = run_folder / LOSSES_FOLDER / name
     with ArrowFileWriter(path, schema, compression="zstd") as writer:
         writer.write(pa.RecordBatch.from_arrays(rows.columns, schema=schema))
+    return LossPart(path, first, last, rank)
 
 
 def truncate_loss_parts(run_folder: Path, steps: int, rank: int, ranks: int) -> None:
@@ -109,11 +165,15 @@ def truncate_loss_parts(run_folder: Path, steps: int, rank: int, ranks: int) -> 
         rank: This rank.
         ranks: Number of ranks.
     """
-    for part in list_loss_parts(run_folder):
+    found = _find_loss_parts(run_folder)
+    kept = _select_longest_parts(found)
+    for part in set(found) - set(kept):
+        if part.rank % ranks == rank:
+            part.path.unlink()
+    for part in kept:
         if part.rank % ranks != rank or part.last <= steps:
             continue
         if part.first <= steps:
-            # Not of this program: its files end at checkpoints.
             batches, fingerprints = _read_part(part.path)
             rows = pa.Table.from_batches(batches, LOSS_SCHEMA)
             kept = rows.filter(pc.less_equal(rows.column("step"), steps)).combine_chunks()

@@ -11,6 +11,7 @@ Invariants:
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from operator import not_
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from pydantic import Field, ValidationError
 from llmsys.dataset.manifest_section import MANIFEST_NAME as MANIFEST_NAME
 from llmsys.dataset.manifest_section import (
     DecontaminationSummary,
+    InputColumn,
     ManifestSection,
     ThresholdReport,
     TokenBatch,
@@ -224,6 +226,9 @@ class Manifest(ManifestSection):
     labels: tuple[str, ...] = ()  # of labelled texts: a target of one token n means label n
     # tokens with a loss, of chats (llmsys/vocabulary/chat_tokens.py)
     answers: dict[SplitName, int] = Field(default_factory=dict)
+    # columns from further fields of rows, and what did not fit in them
+    input_columns: tuple[InputColumn, ...] = Field((), exclude_if=not_)
+    column_notes: tuple[str, ...] = Field((), exclude_if=not_)
     # xxh3_128 (hex) of the file with an empty one; empty again once it was compared
     checksum: str = ""
 

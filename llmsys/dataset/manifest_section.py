@@ -71,6 +71,20 @@ class ManifestSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
+class InputColumn(ManifestSection):
+    """A column of documents/ and dropped/ that comes from a field of the input.
+
+    `values` counts the values of the field in all rows that were read, nulls excepted. Of these
+    `other_values` are not of the column's type, and are in `more_fields`. `json` is a text.
+    """
+
+    column: str
+    field: str
+    type: str
+    values: int
+    other_values: int
+
+
 class SparedDocument(ManifestSection):
     """A document that keeps a spared item."""
 

@@ -1,12 +1,14 @@
 """A sample of a crawl or of documents gives the share of text that preparing them keeps."""
 
 import gzip
+import io
 import json
-import lzma
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sentencepiece
 
 from llmsys.config.data import CrawlConfig
 from llmsys.config.run import RunConfig
@@ -72,35 +74,60 @@ def test_files_without_text_have_no_share(tmp_path: Path) -> None:
     assert measure_text_share(get_data(config), is_crawl=True) is None
 
 
-def test_texts_are_compressed_in_a_sample_of_a_fixed_size(
+def test_characters_are_counted_in_a_sample_of_a_fixed_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_sample, "COMPRESSED_BYTES", 4_000)
+    monkeypatch.setattr(text_sample, "TOKENIZED_BYTES", 4_000)
     folder = tmp_path / "rows"
     folder.mkdir()
-    texts = [f"№ {number} " * 200 for number in range(4)]
+    texts = [f"№ {number} " * 200 + "x" * 500 for number in range(4)]
     for number, text in enumerate(texts):
         (folder / f"{number}.jsonl").write_text(json.dumps({"text": text}))
     config = build_tiny_config(tmp_path / "data", [f"{folder}/*.jsonl"])
     sample = measure_text_sample(get_data(config), is_crawl=False)
     assert sample is not None
-    # a quarter of the sample of each file
-    whole = b"\n".join(text.encode()[:1_000] for text in texts)
-    assert sample.xz_bits_per_byte == 8 * len(lzma.compress(whole, preset=9)) / len(whole)
-    # №, space and line end, and the digits 0 to 3
+    # A quarter of the sample of each file: №, space and line end, and the digits 0 to 3.
     assert sample.num_characters == 7
+    assert sample.bytes_per_token == {}
 
 
 def test_the_sample_has_texts_from_everywhere_in_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_sample, "COMPRESSED_BYTES", 1_000)
+    monkeypatch.setattr(text_sample, "TOKENIZED_BYTES", 1_000)
     path = tmp_path / "rows.jsonl"
-    # of ten texts of 400 bytes, those at 0, 4 and 8
-    letters = "abcdefghij"
-    path.write_text("\n".join(json.dumps({"text": letter * 400}) for letter in letters))
+    # Of ten texts of 400 bytes, those at 0, 4 and 8: a, e, i and the line ends between them.
+    path.write_text("\n".join(json.dumps({"text": letter * 400}) for letter in "abcdefghij"))
     config = build_tiny_config(tmp_path / "data", [str(path)])
     sample = measure_text_sample(get_data(config), is_crawl=False)
     assert sample is not None
-    whole = b"a" * 400 + b"\n" + b"e" * 400 + b"\n" + b"i" * 198
-    assert sample.xz_bits_per_byte == 8 * len(lzma.compress(whole, preset=9)) / len(whole)
+    assert sample.num_characters == 4
+
+
+def test_tokens_are_measured_on_lines_that_their_tokenizer_has_not_seen(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    words = ["".join(chance.choices("abcdefghij", k=chance.randint(2, 7))) for _ in range(400)]
+    lines = [" ".join(chance.choices(words, k=12)) for _ in range(400)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({"text": line}) for line in lines))
+    config = build_tiny_config(tmp_path / "data", [str(path)])
+    sample = measure_text_sample(get_data(config), is_crawl=False, vocabularies=(512, 1 << 15))
+    assert sample is not None
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([line for i, line in enumerate(lines) if i % 4 != 3]),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=512,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        allow_whitespace_only_pieces=True,
+        minloglevel=2,
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    text = "\n".join(lines[3::4])
+    # 32,768 pieces are more than this text has.
+    assert sample.bytes_per_token == {512: len(text) / len(processor.encode(text))}

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.readers import input_stream
 from llmsys.data_pipeline.readers import warc_records as record_module
 from llmsys.data_pipeline.readers.page_batch import SkippedRecord
 from llmsys.data_pipeline.readers.page_reader import read_pages
@@ -51,7 +52,9 @@ def damaged(content: bytes, choose: random.Random) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("kind", ["gzip", "whole", "zstd", "dictionary", "lz4", "plain"])
+@pytest.mark.parametrize(
+    "kind", ["gzip", "whole", "zstd", "dictionary", "lz4", "bzip2", "xz", "plain"]
+)
 def test_every_compression_gives_the_same_pages(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a.warc"
     path.write_bytes(b"".join(compress_records(kind, build_records())))
@@ -66,7 +69,7 @@ def plain_pages(folder: Path) -> list[tuple[int, str]]:
     return read(path)[0]
 
 
-@pytest.mark.parametrize("kind", ["gzip", "whole", "zstd", "plain"])
+@pytest.mark.parametrize("kind", ["gzip", "whole", "zstd", "bzip2", "xz", "plain"])
 def test_damage_anywhere_costs_only_what_it_hit(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +93,7 @@ def test_damage_anywhere_costs_only_what_it_hit(
             assert fast[1] or set(delivered) == good or len(content) in ends
 
 
-@pytest.mark.parametrize("kind", ["gzip", "zstd", "lz4"])
+@pytest.mark.parametrize("kind", ["gzip", "zstd", "lz4", "bzip2", "xz"])
 def test_what_lies_between_two_damaged_members_is_read(tmp_path: Path, kind: str) -> None:
     parts = [
         bytearray(part)
@@ -217,7 +220,7 @@ def lying(length: int) -> bytes:
 
 
 @pytest.mark.parametrize("length", [-30, -1, 40, 500, 3_000, 10**12])
-@pytest.mark.parametrize("kind", ["gzip", "whole", "zstd", "plain"])
+@pytest.mark.parametrize("kind", ["gzip", "whole", "zstd", "bzip2", "xz", "plain"])
 def test_a_record_that_lies_about_its_length_costs_itself_alone(
     tmp_path: Path, kind: str, length: int
 ) -> None:
@@ -346,3 +349,23 @@ def test_a_footer_that_lies_before_the_file_is_damage_and_no_failing_storage(
         for one in batch.skipped
     ]
     assert (skip.offset, skip.is_retryable) == (0, False), skip.reason
+
+
+def test_a_loop_of_links_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(input_stream, "sleep", waits.append)
+    (tmp_path / "a.warc").symlink_to(tmp_path / "a.warc")
+    assert read(tmp_path / "a.warc")[1] == [
+        (0, "unreadable file: Too many levels of symbolic links")
+    ]
+    assert waits == []
+
+
+def test_a_part_that_begins_after_the_end_of_its_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.warc"
+    path.write_bytes(format_page(0))
+    size = path.stat().st_size
+    (batch,) = read_pages(str(path), max_page_bytes=LIMIT, start=size + 10, stop=size + 90)
+    assert [(skip.offset, skip.reason) for skip in batch.skipped] == [
+        (size + 10, f"the file ends at byte {size}, before this part of it")
+    ]

@@ -1,6 +1,8 @@
 """A text file is one document, or one place with a reason."""
 
+import bz2
 import gzip
+import lzma
 from pathlib import Path
 
 import pytest
@@ -23,11 +25,16 @@ def read(path: Path, limit: int = 100) -> tuple[list[str], list[str]]:
         ("a.txt", b"latin \xe9", [], "not UTF-8: convert it, such as with iconv -t UTF-8"),
         ("a.txt", b"x" * 200, [], "longer than 100 bytes: split it, one document per file"),
         ("a.txt", b"", [], "empty file"),
+        ("a.txt.gz", gzip.compress(b"packed", mtime=0), ["packed"], ""),
+        ("a.txt.bz2", bz2.compress(b"packed"), ["packed"], ""),
+        ("a.txt.xz", lzma.compress(b"packed"), ["packed"], ""),
+        ("a.txt", b"BZhang wrote it.", ["BZhang wrote it."], ""),
+        ("a.txt.xz", lzma.compress(b"cut")[:-9], [], "truncated"),
         (
-            "a.txt.gz",
-            gzip.compress(b"packed", mtime=0),
+            "a.txt.bz2",
+            bz2.compress(b"x" * 200),
             [],
-            "a text file inside another compression: decompress it first",
+            "longer than 100 bytes: split it, one document per file",
         ),
         ("a.jsonl", b'{"text": "a row"}\n', ["a row"], ""),
     ],

@@ -4,15 +4,20 @@ the installed spaCy.
 
 import random
 from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
+from llmsys.config.data import CrawlConfig
+from llmsys.data_pipeline.graph.resource_files import list_rule_libraries
 from llmsys.data_pipeline.text.spacy_tokenizer import SpacyTokenizer, load_spacy_pipeline
 from llmsys.data_pipeline.text.splitting_rules import (
     FOLDER,
     load_sentence_marks,
     load_splitting_rules,
 )
+from llmsys.errors import ConfigError
 from tools.splitting_rules import build_language, build_shared, format_json, list_rule_languages
 
 LANGUAGES = sorted(path.stem for path in FOLDER.glob("*.json") if path.stem != "shared")
@@ -90,3 +95,37 @@ def test_a_language_without_rules_is_split_by_spacy() -> None:
     assert "kmr" not in LANGUAGES
     assert find_differences("grc", ["Ἀχιλῆος,", "(Πηληϊάδεω)"]) == []
     assert "grc" not in LANGUAGES
+
+
+def build_data(tmp_path: Path, rules: str) -> CrawlConfig:
+    """Return a crawl of Greek whose words are split by the rules of a language."""
+    path = tmp_path / "el.yaml"
+    path.write_text(f"name: Greek\nwords: {{kind: spaces, rules: {rules}}}\n")
+    settings = {"language": {"languages": ["el"], "profiles": {"el": str(path)}}}
+    return CrawlConfig.model_validate(settings)
+
+
+def test_words_by_rules_of_ours_need_no_spacy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert list_rule_libraries(build_data(tmp_path, "el")) == []
+    with pytest.raises(ConfigError, match=r"words\.rules: grc .*pip install 'llmsys\[spacy\]', or"):
+        list_rule_libraries(build_data(tmp_path, "grc"))
+
+
+def test_the_version_of_spacy_is_a_part_of_the_key_of_what_it_splits(tmp_path: Path) -> None:
+    assert list_rule_libraries(build_data(tmp_path, "grc")) == [
+        f"spacy=={metadata.version('spacy')}"
+    ]
+
+
+@pytest.mark.parametrize("code", ["qq", "../lang/en", "char_classes"])
+def test_a_language_that_spacy_does_not_have_is_refused_before_anything_is_read(
+    tmp_path: Path, code: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"is no language of spacy==.*or xx"):
+        list_rule_libraries(build_data(tmp_path, code))

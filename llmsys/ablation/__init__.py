@@ -1,0 +1,1 @@
+"""Compare datasets by the models that are trained on them."""

@@ -14,9 +14,10 @@ from llmsys.dryrun.expected_exchanges import add_activation_messages, add_pipeli
 from llmsys.dryrun.expected_messages import Expectation, RankContext
 from llmsys.dryrun.expected_passes import ONCE, REPEATED
 from llmsys.dryrun.expected_sharding import add_sharding_messages
+from llmsys.dryrun.expected_updates import add_update_messages
+from llmsys.dryrun.order_check import find_wrong_order
 from llmsys.dryrun.shard_check import find_wrong_shards
 
-ELEMENTWISE = ("adam", "adamw", "lion", "ademamix", "schedule_free")
 # Losses of a step, and its extras: of a dry run one.
 STEP_NUMBERS = 2
 TOKEN_COUNTS = 4
@@ -54,11 +55,7 @@ def build_expectation(context: RankContext) -> Expectation:
     add_pipeline_messages(context, expected)
     _add_partial_gradients(context, expected)
     _add_step_numbers(context, expected)
-    optimizer = context.config.optimizer
-    if optimizer.kind not in ELEMENTWISE:
-        expected.leave_unchecked(f"the optimizer {optimizer.kind}", part=OPTIMIZER)
-    if optimizer.max_attention_logit is not None:
-        expected.leave_unchecked("optimizer.max_attention_logit", part=OPTIMIZER)
+    add_update_messages(context, expected)
     return expected
 
 
@@ -105,6 +102,8 @@ def compare_collectives(
     """
     expected = build_expectation(context)
     differences = [*_iter_differences(log, expected), *find_wrong_shards(local_sizes, context)]
+    if not expected.is_open:
+        differences += find_wrong_order(log.events, expected, context)
     num_messages = 0 if expected.is_open else sum(expected.messages.values())
     return CollectiveCheck(
         num_messages + len(expected.sums), tuple(differences), tuple(expected.unchecked)
@@ -162,6 +161,7 @@ def _merge_part(part: str) -> str:
 def _describe_difference(
     log: CollectiveLog, part: str, message: Message, found: int, wanted: int
 ) -> str:
+    to = {"send": f" to rank {message.peer}", "receive": f" from rank {message.peer}"}
     kind = (
         "missing"
         if not found
@@ -172,7 +172,8 @@ def _describe_difference(
         else "too many"
     )
     return (
-        f"{kind}: {_describe_kind(log, message.operation, message.ranks)}, {message.dtype}, "
+        f"{kind}: {_describe_kind(log, message.operation, message.ranks)}"
+        f"{to.get(message.operation, '')}, {message.dtype}, "
         f"{message.bytes:,} bytes, {_describe_part(part)}: {found} calls, expected {wanted}"
     )
 

@@ -45,6 +45,9 @@ NAMES = {
     "recv_": "receive",
 }
 WAITS = ("wait_tensor", "_wrap_tensor_autograd")
+DIRECTED = ("send", "receive")
+"""Messages from one rank to another."""
+NO_PEER = -1
 OPTIMIZER = "optimizer"
 """Part of a step in which the optimizer exchanges what it needs."""
 
@@ -57,12 +60,30 @@ class Message(NamedTuple):
         ranks: global ranks that take part, in their order.
         dtype: of what travels.
         bytes: of the full-size side, on this rank.
+        peer: the other global rank of a message that is sent or received; NO_PEER of all others.
     """
 
     operation: str
     ranks: tuple[int, ...]
     dtype: str
     bytes: int
+    peer: int = NO_PEER
+
+
+class Event(NamedTuple):
+    """A pass that begins, or a message from one rank to another, in the order of a step.
+
+    Attributes:
+        name: `forward`, `backward`, `send` or `receive`.
+        ranks: ranks of the group of a message; empty for a pass.
+        number: the other rank of a message; the micro-batch of a pass.
+        stage: of a pass, counted over all ranks; NO_PEER for a message.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    number: int
+    stage: int = NO_PEER
 
 
 @dataclass(frozen=True)
@@ -92,6 +113,8 @@ class CollectiveLog:
     axes: dict[tuple[int, ...], str] = field(default_factory=dict)
     """Axis by the ranks of a process group."""
     messages: Counter[tuple[str, Message]] = field(default_factory=Counter)
+    events: list[Event] = field(default_factory=list)
+    """Passes of a pipeline and directed messages, in their order."""
 
     def name_axes(self, meshes: DeviceMeshes) -> None:
         """Learn the ranks of the process groups, for the names in the log.
@@ -143,13 +166,31 @@ class CollectiveLog:
         ):
             return
         largest = max(tensors, key=lambda tensor: tensor.numel() * tensor.element_size())
+        operation = NAMES.get(func._opname, func._opname)
+        ranks = _list_ranks(find_group(args, kwargs))
+        # send(tensors, group, target, tag), recv_(tensors, group, source, tag)
+        peer = ranks[args[2]] if operation in DIRECTED else NO_PEER
         message = Message(
-            NAMES.get(func._opname, func._opname),
-            _list_ranks(find_group(args, kwargs)),
+            operation,
+            ranks,
             str(largest.dtype).removeprefix("torch."),
             largest.numel() * largest.element_size(),
+            peer,
         )
         self.messages[part, message] += 1
+        if operation in DIRECTED:
+            self.events.append(Event(operation, ranks, peer))
+
+    def record_pass(self, name: str, number: int, stage: int) -> None:
+        """Note that a pass of a pipeline begins.
+
+        Args:
+            name: `forward` or `backward`.
+            number: the micro-batch.
+            stage: the stage, counted over all ranks.
+        """
+        if self.is_recording:
+            self.events.append(Event(name, (), number, stage))
 
     def get_axis(self, ranks: tuple[int, ...]) -> str:
         """Return the name of the axis with these ranks, or of a group that is none."""

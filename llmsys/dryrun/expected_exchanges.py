@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
 from llmsys.config.expert_sharding import must_send_once_per_rank
 from llmsys.config.moe import AuxiliaryLossConfig, BiasBalancingConfig, MoeConfig
-from llmsys.dryrun.collective_log import Message
+from llmsys.dryrun.collective_log import DIRECTED, Message
 from llmsys.dryrun.expected_messages import Expectation, RankContext
 from llmsys.dryrun.expected_passes import ONCE, Pass
-from llmsys.dryrun.forced_routing import ForcedRouting
+from llmsys.dryrun.expected_rings import add_ring_messages, count_key_heads
+from llmsys.dryrun.expected_routing import choose_expected_experts
 from llmsys.dryrun.rank_groups import Axis
 from llmsys.estimate.flops import iter_recomputed_matrices
 from llmsys.estimate.model_tensors import needs_embedding_copy
 from llmsys.estimate.rank_parameters import count_local_elements
-
-SEND_ONLY = ("send", "receive")
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,7 @@ def add_activation_messages(context: RankContext, expected: Expectation) -> None
         for layer in layers:
             for exchange in _iter_exchanges(context, layer):
                 _add_exchange(context, expected, one, exchange, policy)
+        add_ring_messages(context, expected, one, layers)
 
 
 def _has_plain_blocks(context: RankContext, expected: Expectation) -> bool:
@@ -77,21 +77,10 @@ def _has_plain_blocks(context: RankContext, expected: Expectation) -> bool:
     layout = context.layout
     if layout.tensor == layout.context == layout.expert == 1:
         return False
-    if not isinstance(model.attention, MultiHeadAttentionConfig | LatentAttentionConfig):
+    known = isinstance(model.attention, MultiHeadAttentionConfig | LatentAttentionConfig)
+    if layout.tensor * layout.context > 1 and not known:
         expected.leave_unchecked(f"attention of kind {model.attention.kind}", all_messages=True)
         return False
-    if layout.ring_size > 1:
-        ring = context.list_ranks("ring")
-        expected.leave_unchecked(
-            "the ring of layout.context_kind", operations=SEND_ONLY, ranks=ring
-        )
-    moe = model.moe
-    if layout.expert > 1 and moe is not None and moe.routing.kind != "token_choice":
-        expected.leave_unchecked(
-            f"experts with routing {moe.routing.kind}",
-            operations=("all_to_all",),
-            ranks=context.list_ranks("expert"),
-        )
     return True
 
 
@@ -160,12 +149,9 @@ def _iter_head_exchanges(context: RankContext, positions: int) -> Iterator[Excha
     """
     model = context.config.model
     layout = context.layout
-    ulysses = layout.context // layout.ring_size
     yield Exchange("all_gather", "reduce_scatter", "tensor", positions * model.hidden_size)
     heads = model.num_attention_heads // layout.tensor
-    groups = max(1, model.num_key_value_heads // layout.tensor)
-    if groups % ulysses:
-        groups = ulysses  # a head is sent to every rank that uses it
+    groups = count_key_heads(context)
     for count in (heads, groups, groups):
         yield _build_head_exchange(positions * count * model.head_dim)
     yield from _iter_norm_exchanges(context)
@@ -215,25 +201,25 @@ def _iter_expert_exchanges(context: RankContext, moe: MoeConfig) -> Iterator[Exc
         elements = context.sequences * moe.num_experts
         yield Exchange("all_reduce", "", "sequence", elements, "int64", 8)
     ranks = layout.expert
-    if ranks == 1 or moe.routing.kind != "token_choice":
+    if ranks == 1:
         return
     own = moe.num_experts // ranks
     # Read once, also where a block runs again.
     yield Exchange(
         "all_to_all", "", "expert", ranks * (1 + own), "int64", 8, is_saved=True, is_last=True
     )
-    tokens = context.sequences * context.length // sequences
     place = context.list_ranks("expert").index(context.rank)
-    routing = ForcedRouting(context.expert_skew, ranks, place)
-    chosen_NK = routing.choose_experts(tokens, moe.num_experts, moe.num_experts_per_tok, moe.groups)
+    chosen_NK = choose_expected_experts(context, moe)
     once = must_send_once_per_rank(moe, ranks)
-    visits = [[*set(row)] if once else row for row in (chosen_NK // own).tolist()]
+    # NO_EXPERT is -1, and so is its rank.
+    homes = [[rank for rank in row if rank >= 0] for row in (chosen_NK // own).tolist()]
+    visits = [[*set(row)] if once else row for row in homes]
     sent = sum(len(row) for row in visits)
     # Every rank is taken to choose as this one does.
     received = ranks * sum(row.count(place) for row in visits)
     rows = max(sent, received)
     if once:
-        chosen = rows * moe.num_experts_per_tok
+        chosen = rows * chosen_NK.shape[1]
         yield Exchange("all_to_all", "", "expert", chosen, "int64", 8, is_saved=True)
         yield Exchange("all_to_all", "all_to_all", "expert", chosen, "float32", 4, is_saved=True)
     for _ in range(2):
@@ -262,7 +248,9 @@ def add_pipeline_messages(context: RankContext, expected: Expectation) -> None:
     ranks = context.list_ranks("pipeline")
     positions = context.sequences * context.length // layout.sequence_parallel_size
     size = positions * model.hidden_size * context.itemsize
-    send, receive = (Message(one, ranks, context.dtype, size) for one in SEND_ONLY)
+    place = ranks.index(context.rank)
+    before = ranks[place - 1]
+    after = ranks[(place + 1) % len(ranks)]
     for one in context.passes:
         begins = context.part.first and one.stage == 0
         ends = context.part.last and one.stage == len(context.stages) - 1
@@ -270,10 +258,12 @@ def add_pipeline_messages(context: RankContext, expected: Expectation) -> None:
         has_source, has_target = (
             (not ends, not begins) if one.is_backward else (not begins, not ends)
         )
-        expected.add(one.part, receive, has_source)
-        expected.add(one.part, send, has_target)
+        source, target = (after, before) if one.is_backward else (before, after)
+        expected.add(one.part, Message("receive", ranks, context.dtype, size, source), has_source)
+        expected.add(one.part, Message("send", ranks, context.dtype, size, target), has_target)
     if needs_embedding_copy(model) and (context.part.first or context.part.last):
         row = next(row for row in context.rows if row.name == "embed.weight")
         size = 4 * count_local_elements(row, layout, model)
-        for operation in SEND_ONLY:
-            expected.add(ONCE, Message(operation, ranks, "float32", size))
+        other_end = ranks[-1] if place == 0 else ranks[0]
+        for operation in DIRECTED:
+            expected.add(ONCE, Message(operation, ranks, "float32", size, other_end))

@@ -13,7 +13,7 @@ from llmsys.config.expert_sharding import select_shard_dim
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.dryrun.collective_log import Message
+from llmsys.dryrun.collective_log import Event, Message
 from llmsys.dryrun.expected_passes import Pass
 from llmsys.dryrun.rank_groups import Axis, RankGroups
 from llmsys.estimate.rank_parameters import (
@@ -51,7 +51,8 @@ class RankContext:
         stages: The layers of each of its stages.
         passes: Its passes in their order.
         sequences: Rows of a micro-batch.
-        length: Positions of a row.
+        length: Positions of a row, of an encoder-decoder those of its decoder.
+        documents: Lengths of documents, repeated to fill a row; empty: one document.
         expert_skew: Load of this rank's experts over the mean.
     """
 
@@ -63,6 +64,7 @@ class RankContext:
     passes: list[Pass]
     sequences: int
     length: int
+    documents: tuple[int, ...]
     expert_skew: float
 
     @cached_property
@@ -132,6 +134,7 @@ class Expectation:
             without an expectation.
         open_parts: Parts of a step that are not compared.
         is_open: Nothing is compared.
+        events: Messages of rings in their order.
     """
 
     messages: Counter[tuple[str, Message]] = field(default_factory=Counter)
@@ -140,6 +143,7 @@ class Expectation:
     open_operations: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     open_parts: set[str] = field(default_factory=set)
     is_open: bool = False
+    events: list[Event] = field(default_factory=list)
 
     def add(self, part: str, message: Message, count: int = 1) -> None:
         """Expect a message; none where a group has one rank and data parallelism sends nothing.

@@ -32,7 +32,9 @@ class Unit:
         stage: The stage of this rank that computes with them.
         shards: Ranks that share them.
         gathered: Elements of all shards, padded to equal ones.
-        reduced: Those of parameters with gradients.
+        reduced: Those of parameters with gradients, by reduction: a reversible block reduces those
+            of each branch by themselves.
+        calls: Times that a forward calls the block.
         is_root: They are outside of blocks: gathered by a pass of any stage, and kept from a
             forward to its backward.
     """
@@ -40,8 +42,9 @@ class Unit:
     stage: int
     shards: tuple[int, ...]
     gathered: int
-    reduced: int
+    reduced: tuple[int, ...]
     is_root: bool
+    calls: int = 1
 
 
 def add_sharding_messages(context: RankContext, expected: Expectation) -> None:
@@ -80,9 +83,6 @@ def _add_plain_messages(context: RankContext, expected: Expectation) -> None:
 def _add_fsdp_messages(
     context: RankContext, engine: TorchEngineConfig, expected: Expectation
 ) -> None:
-    if any(row.steps > 1 for row in context.rows) or context.config.model.residual.is_reversible:
-        expected.leave_unchecked("blocks that run several times in a pass", all_messages=True)
-        return
     reduced_dtype, reduced_bytes = (
         ("float32", 4) if engine.reduce_dtype == "fp32" else ("bfloat16", 2)
     )
@@ -96,18 +96,20 @@ def _add_fsdp_messages(
                 part, Message("all_gather", unit.shards, context.dtype, size), count * times
             )
         for one in context.passes:
-            if not one.is_backward or one.stage != unit.stage or not unit.reduced:
+            if not one.is_backward or one.stage != unit.stage:
                 continue
             if engine.gradient_accumulation == "whole" and not one.is_last:
                 continue
-            whole = Message(
-                "reduce_scatter", unit.shards, reduced_dtype, reduced_bytes * unit.reduced
-            )
-            expected.add(one.part, whole, count)
-            if one.is_last:
-                size = reduced_bytes * unit.reduced // len(unit.shards)
-                own = Message("all_reduce", replicas, reduced_dtype, size)
-                expected.add(one.part, own, count)
+            # What waits for the replicas has one place in a unit, and the branches of a reversible
+            # block would share it.
+            is_summed = one.is_last or context.config.model.residual.is_reversible
+            for elements in filter(None, unit.reduced):
+                size = reduced_bytes * elements
+                whole = Message("reduce_scatter", unit.shards, reduced_dtype, size)
+                expected.add(one.part, whole, count)
+                if is_summed:
+                    own = Message("all_reduce", replicas, reduced_dtype, size // len(unit.shards))
+                    expected.add(one.part, own, count)
 
 
 def count_gathers(unit: Unit, passes: list[Pass], reshard: str) -> Counter[str]:
@@ -125,11 +127,15 @@ def count_gathers(unit: Unit, passes: list[Pass], reshard: str) -> Counter[str]:
     keeps = unit.is_root or reshard != "after_forward"
     is_gathered = False
     for one in passes:
+        ends = one.is_backward and (reshard != "after_step" or one.is_last)
         if unit.is_root or one.stage == unit.stage:
             counts[one.part] += not is_gathered
+            # A block that runs again finds its weights only where its end has kept them.
+            again = not keeps if not one.is_backward else ends
+            counts[one.part] += again * (unit.calls - 1)
             is_gathered = keeps or one.is_backward
         # The end of a backward reshards every unit of the rank, also of stages that wait.
-        if one.is_backward and (reshard != "after_step" or one.is_last):
+        if ends:
             is_gathered = False
     return counts
 
@@ -144,7 +150,10 @@ def list_units(context: RankContext) -> Counter[Unit]:
     Returns:
         Equal units once, with their number.
     """
-    elements: dict[tuple[str, int, bool], list[int]] = defaultdict(lambda: [0, 0])
+    elements: dict[tuple[str, int, bool], int] = defaultdict(int)
+    reduced: dict[tuple[str, int, bool], Counter[str]] = defaultdict(Counter)
+    calls: dict[tuple[str, int, bool], int] = defaultdict(lambda: 1)
+    is_reversible = context.config.model.residual.is_reversible
     has_separate_experts = context.layout.expert > 1 or context.layout.tensor > 1
     trained = set(_iter_trained(context))
     for row in context.rows:
@@ -155,15 +164,20 @@ def list_units(context: RankContext) -> Counter[Unit]:
             prefix = row.name.partition("{i}")[0]
             is_apart = row.is_routed and has_separate_experts
             keys = [(prefix, layer, is_apart) for layer in row.layers]
+        branch = "feed_forward" if is_reversible and ".feed_forward" in row.name else ""
         for key in keys:
-            elements[key][0] += padded
-            elements[key][1] += padded * (row in trained)
+            elements[key] += padded
+            reduced[key][branch] += padded * (row in trained)
+            if key[0]:
+                calls[key] = 2 if is_reversible else row.steps
     units: Counter[Unit] = Counter()
-    for (prefix, layer, is_apart), (gathered, reduced) in elements.items():
+    for key, gathered in elements.items():
+        prefix, layer, is_apart = key
         is_root = not prefix
         stage = context.find_stage(layer if prefix == "blocks." else None)
         axis: Axis = "replica" if is_root else "expert_fsdp" if is_apart else "fsdp"
-        units[Unit(stage, context.list_ranks(axis), gathered, reduced, is_root)] += 1
+        sums = tuple(sorted(reduced[key].values()))
+        units[Unit(stage, context.list_ranks(axis), gathered, sums, is_root, calls[key])] += 1
     return units
 
 

@@ -7,7 +7,7 @@ Invariants:
 """
 
 from dataclasses import dataclass
-from math import gcd
+from math import ceil, gcd
 from typing import Any
 
 import torch
@@ -217,7 +217,8 @@ def replace_routing(routing: ForcedRouting) -> None:
     ) -> RoutingDecision:
         num_experts = scores.log_scores_NE.shape[-1]
         with leave_fake_mode():
-            values = _choose_expert_choice(real_BT.shape, num_experts, factor)
+            rows, tokens = real_BT.shape
+            values = choose_for_experts((rows, tokens), num_experts, factor)
         experts_NK = real_BT.new_empty(values.shape, dtype=torch.int64)
         attach_known(experts_NK, values)
         kept_NK = experts_NK >= 0
@@ -232,12 +233,20 @@ def replace_routing(routing: ForcedRouting) -> None:
     vars(moe_layer)["choose_tokens"] = choose_forced_tokens
 
 
-def _choose_expert_choice(shape: torch.Size, num_experts: int, factor: float) -> Tensor:
-    """Return experts (N, K) where each expert takes ceil(factor · T / E) tokens of a row, in
-    turn.
+def choose_for_experts(shape: tuple[int, int], num_experts: int, factor: float) -> Tensor:
+    """Let each expert take ceil(factor · T / E) tokens of a row, in turn (Zhou 2022).
+
+    Args:
+        shape: Rows and their tokens, (B, T).
+        num_experts: E.
+        factor: Experts of a token, on average.
+
+    Returns:
+        int64 (N, K) with NO_EXPERT where a token has fewer than K experts.
     """
     rows, length = shape
-    capacity = min(length, -(-int(factor * length) // num_experts))
+    # 1e-9 is far below one token and far above the rounding of the product.
+    capacity = min(length, ceil(factor * length / num_experts - 1e-9))
     taken = num_experts * capacity
     per_token = max(1, -(-taken // length))
     experts = torch.full((per_token * length,), NO_EXPERT, dtype=torch.int64)

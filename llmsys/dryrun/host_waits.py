@@ -3,7 +3,7 @@ synchronization.
 
 Invariants:
 - A wait is named by the line of llmsys that causes it, or by the line of torch where none of llmsys
-  is on the stack.
+  is on the stack, and by the innermost module whose forward runs.
 - Waits are counted while `is_recording`, which is one steady step.
 """
 
@@ -31,11 +31,13 @@ class HostWait:
         cause: the operation that waits.
         line: file and line number, such as `llmsys/engine/engine.py:115`.
         count: waits in the recorded part.
+        module: name of the module that runs, with `*` for the layer; empty outside of modules.
     """
 
     cause: str
     line: str
     count: int
+    module: str
 
 
 @dataclass
@@ -43,16 +45,22 @@ class HostWaitLog:
     """A counter of waits by cause and line."""
 
     is_recording: bool = False
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    modules: list[str] = field(default_factory=list)
+    """Names of the modules that run, innermost last."""
 
     def record(self, cause: str) -> None:
         """Count one wait at the line of llmsys that is being executed."""
         if self.is_recording:
-            self.counts[cause, find_calling_line()] += 1
+            module = self.modules[-1] if self.modules else ""
+            self.counts[cause, find_calling_line(), module] += 1
 
     def list_waits(self) -> list[HostWait]:
         """Return the waits, most frequent first."""
-        return [HostWait(cause, line, count) for (cause, line), count in self.counts.most_common()]
+        return [
+            HostWait(cause, line, count, module)
+            for (cause, line, module), count in self.counts.most_common()
+        ]
 
 
 def find_calling_line() -> str:

@@ -223,9 +223,7 @@ class OperationWatch(TorchDispatchMode):
         recorder.collectives.record(func, args, kwargs, sized, part)
         if not is_on_device or func.namespace == "prim":
             return
-        recorder.operations[repeated, name] += 1
-        if flops := count_kernel_flops(func, args, kwargs, outputs):
-            recorder.flops[repeated, name] += flops
+        recorder.count_operation(name, count_kernel_flops(func, args, kwargs, outputs))
         if computed := count_attention_flops(func, args):
             recorder.attention_flops[repeated, name] += computed
 

@@ -11,7 +11,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from llmsys.dryrun.summary import format_collective_check, format_compiled_saving, format_fit
+from llmsys.dryrun.summary import (
+    format_block_check,
+    format_collective_check,
+    format_compiled_saving,
+    format_fit,
+)
 from llmsys.estimate.memory_timeline import GIB
 from llmsys.report.estimate_page import CATEGORY_COLOURS, NUM_CATEGORIES
 from llmsys.report.html_markup import build_details, build_table, format_number
@@ -94,6 +99,11 @@ def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
         f"rank {one['rank']}: {format_collective_check(one['collective_check'])[0]}"
         for one in results
         if one["collective_check"]["differences"]
+    ]
+    notes += [
+        f"rank {one['rank']}: {format_block_check(one['block_check'])[0]}"
+        for one in results
+        if one["block_check"]["differences"]
     ]
     notes += [
         *filter(None, [format_compiled_saving(first)]),
@@ -196,14 +206,21 @@ def _build_check_table(results: Sequence[dict[str, Any]]) -> Markup:
     rows = []
     for one in results:
         check = one["collective_check"]
-        found = [*check["differences"], *(f"not checked: {name}" for name in check["unchecked"])]
+        blocks = one["block_check"]
+        found = [*check["differences"], *blocks["differences"]]
+        found += [f"not checked: {name}" for name in (*check["unchecked"], *blocks["unchecked"])]
         rows += [(str(one["rank"]), text) for text in found or ["as the layout asks"]]
-    return build_table(("rank", "collectives and shards against the layout"), rows, numeric=(0,))
+    return build_table(
+        ("rank", "collectives, shards and blocks against config and layout"), rows, numeric=(0,)
+    )
 
 
 def _build_wait_table(result: dict[str, Any]) -> Markup:
-    rows = [(one["line"], one["cause"], format_number(one["count"])) for one in result["waits"]]
-    return build_table(("line", "cause", "count"), rows, numeric=(2,))
+    rows = [
+        (one["line"], one["module"], one["cause"], format_number(one["count"]))
+        for one in result["waits"]
+    ]
+    return build_table(("line", "module", "cause", "count"), rows, numeric=(3,))
 
 
 def _build_choice_table(result: dict[str, Any]) -> Markup:

@@ -83,6 +83,7 @@ def find_position_probe(config: RunConfig, layout: ParallelLayout) -> PositionPr
         or config.objective.kind not in OBJECTIVES
         or model.patches is not None
         or model.rnn is not None
+        or model.has_linear_layers  # chunks are filled up, and a loop runs over them
     ):
         return None
     ranks = lcm(layout.sequence_parallel_size, 2 * layout.ring_size if layout.ring_size > 1 else 1)

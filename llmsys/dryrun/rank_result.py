@@ -14,10 +14,12 @@ from typing import Any
 
 from llmsys.config.attention_device import AttentionDevice
 from llmsys.config.run import RunConfig
+from llmsys.dryrun.block_check import check_blocks
 from llmsys.dryrun.categories import SAVED
 from llmsys.dryrun.collective_check import compare_collectives
 from llmsys.dryrun.kernel_flops import count_backward_channels, count_forward_channels
 from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
+from llmsys.dryrun.order_check import PASSES
 from llmsys.dryrun.rank_session import RankSession, SessionOutcome
 from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.device_profile import DeviceProfile
@@ -52,7 +54,9 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
     saving = estimate_compiled_saving(session)
     needed = int((memory["peak_bytes"] - saving) * (1 + ALLOCATOR_SLACK)) + OUTSIDE_BYTES
     repeats = session.count_repeats
+    kernels = list_kernels(config, session.profile, session.stage.layers)
     check = compare_collectives(recorder.collectives, outcome.local_sizes, session.context)
+    blocks = check_blocks(recorder, session.context, kernels)
     operations = _sum_phases(recorder.operations, session)
     return {
         "rank": request.rank,
@@ -64,7 +68,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "micro_sequences": compute_micro_batch(config, session.layout)[0],
         "micro_batches": session.num_micro_batches,
         "fits": needed <= capacity,
-        "is_proven": needed <= capacity and not check.differences,
+        "is_proven": needed <= capacity and not check.differences and not blocks.differences,
         "capacity_bytes": capacity,
         "needed_bytes": needed,
         "compiled_saving_bytes": saving,
@@ -72,10 +76,12 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "host_copy_bytes": outcome.host_copy_bytes,
         "collectives": [asdict(one) for one in recorder.collectives.list_collectives(repeats)],
         "collective_check": asdict(check),
+        "block_check": asdict(blocks),
+        "host_work": build_host_work(session),
         "recorded_micro_batches": session.num_recorded,
         "num_waits": sum(one.count for one in recorder.waits.list_waits()),
         "waits": [asdict(one) for one in recorder.waits.list_waits()],
-        "kernels": list_kernels(config, session.profile, session.stage.layers),
+        "kernels": kernels,
         "attention": {
             name: n
             for name, n in operations.items()
@@ -98,6 +104,26 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "seconds": session.seconds,
         "process_bytes": outcome.process_bytes,
     }
+
+
+def build_host_work(session: RankSession) -> dict[str, float] | None:
+    """Count what the host does for a block and a micro-batch.
+
+    Args:
+        session: A session that has run.
+
+    Returns:
+        Operations that the host starts in a forward of a block, and in its backward with what is
+        repeated and with the hooks of data parallelism; and the seconds that they take at the time
+        of a launch of the device's profile. None where no block is recognized.
+    """
+    recorder = session.recorder
+    runs = sum(recorder.block_runs.values())
+    if not runs:
+        return None
+    forward, backward = (recorder.block_operations[name] / runs for name in PASSES)
+    seconds = session.profile.efficiency.host_seconds
+    return {"forward": forward, "backward": backward, "seconds": (forward + backward) * seconds}
 
 
 def estimate_compiled_saving(session: RankSession) -> int:

@@ -6,6 +6,7 @@ Invariants:
 """
 
 import gc
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,7 @@ from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from llmsys.train.precision import find_bf16_support, select_precision
 from llmsys.train.step_metrics import read_resident_memory
 
+PASS = re.compile(r"(forward|backward) of micro-batch (\d+) in stage (\d+)")
 # The first step makes the optimizer's state and FSDP's buffers; the second is a steady one.
 NUM_STEPS = 2
 
@@ -152,7 +154,8 @@ class RankSession:
             stages,
             list_passes(layout, self.request.rank, self.num_micro_batches, self.parts),
             compute_micro_batch(self.config, layout)[0],
-            self.config.batch.sequence_length,
+            self.config.sequence_lengths[1],
+            self.request.documents,
             self.request.expert_skew,
         )
 
@@ -246,7 +249,7 @@ class RankSession:
         engine = build_engine_module.build_engine(self.config, meshes, DEVICE, initialize=False)
         buffers = [buffer for buffer in engine.module.buffers() if buffer.device.type == "cuda"]
         self.recorder.memory.set_category(map(get_local, buffers), BUFFERS, "buffers")
-        track_modules(engine.module, self.recorder.modules)
+        track_modules(engine.module, self.recorder.modules, self.recorder.count_block)
         if (pipeline := getattr(engine, "pipeline", None)) is not None:
             pipeline.report_passes(self._begin_pass)
         self._record_seconds("build", began)
@@ -254,6 +257,8 @@ class RankSession:
 
     def _begin_pass(self, text: str) -> None:
         """Follow the passes of a pipeline: one name for those of a stage in each direction."""
+        if (begun := PASS.fullmatch(text)) is not None:
+            self.recorder.collectives.record_pass(begun[1], int(begun[2]), int(begun[3]))
         if text.startswith("forward"):
             self.watch.begin_forward(f"step {self.step}, {text}", "once")
         elif not text:

@@ -5,10 +5,11 @@ belong to.
 from collections import Counter
 from dataclasses import dataclass, field
 
-from llmsys.dryrun.categories import PARAMETERS
+from llmsys.dryrun.categories import BACKWARD, FORWARD, LOSS, PARAMETERS
 from llmsys.dryrun.collective_log import CollectiveLog
 from llmsys.dryrun.host_waits import HostWaitLog
 from llmsys.dryrun.memory_tracker import MemoryTracker
+from llmsys.dryrun.module_names import is_inside_block
 from llmsys.dryrun.position_probe import PositionProbe
 
 
@@ -34,6 +35,10 @@ class DryRunRecorder:
         flops: FLOPs of products and attention by (phase, operation).
         attention_flops: FLOPs that attention kernels compute, by (phase, operation).
         squares: tables of positions by positions, by (owner, type and shape).
+        block_runs: forward passes of blocks by (phase, name); repeated ones of a backward are none.
+        products: FLOPs of products in forward passes by (phase, innermost module).
+        block_operations: operations on the device by `forward`, for those of blocks, and
+            `backward`, for all of it.
         phase: the current phase.
         modules: names of the modules whose forward is running, innermost last.
     """
@@ -45,6 +50,9 @@ class DryRunRecorder:
     flops: Counter[tuple[str, str]] = field(default_factory=Counter)
     attention_flops: Counter[tuple[str, str]] = field(default_factory=Counter)
     squares: Counter[tuple[str, str]] = field(default_factory=Counter)
+    block_runs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    products: Counter[tuple[str, str]] = field(default_factory=Counter)
+    block_operations: Counter[str] = field(default_factory=Counter)
     phase: Phase = field(default_factory=Phase)
     modules: list[str] = field(default_factory=list)
     probe: PositionProbe | None = None
@@ -53,6 +61,37 @@ class DryRunRecorder:
     """Set while torch computes on full-size tensors that no device holds, such as for DTensor's
     sharding rules.
     """
+
+    def __post_init__(self) -> None:
+        self.waits.modules = self.modules
+
+    def count_block(self, name: str) -> None:
+        """Count the forward of a block, where it is none that a backward repeats.
+
+        Args:
+            name: Name of the block, such as `blocks.3`.
+        """
+        if self.waits.is_recording and self.phase.category in (FORWARD, LOSS):
+            self.block_runs[self.phase.repeated, name] += 1
+
+    def count_operation(self, name: str, flops: int) -> None:
+        """Count one operation on the device.
+
+        Args:
+            name: The operation.
+            flops: Of a product, else 0.
+        """
+        repeated = self.phase.repeated
+        self.operations[repeated, name] += 1
+        if flops:
+            self.flops[repeated, name] += flops
+        module = self.modules[-1] if self.modules else ""
+        if self.phase.category in (FORWARD, LOSS):
+            self.block_operations["forward"] += is_inside_block(module)
+            if flops:
+                self.products[repeated, module] += flops
+        elif self.phase.category == BACKWARD:
+            self.block_operations["backward"] += 1
 
     def start_recording(self) -> None:
         """Record collectives, waits and operations from here on."""

@@ -45,7 +45,7 @@ def format_fit(result: dict[str, Any]) -> str:
 
 
 def format_verdict(result: dict[str, Any]) -> str:
-    """Return whether a rank fits, and what the comparison of its collectives found.
+    """Return whether a rank fits, and what the comparison of its step with its config found.
 
     Args:
         result: from `run_dry_run`.
@@ -54,7 +54,34 @@ def format_verdict(result: dict[str, Any]) -> str:
         Lines.
     """
     check = format_collective_check(result["collective_check"])
+    check += format_block_check(result["block_check"])
     return "\n".join([format_fit(result), *(f"  {line}" for line in check)])
+
+
+def format_block_check(check: dict[str, Any]) -> list[str]:
+    """Return what the comparison of the work of blocks with the config found.
+
+    Args:
+        check: `block_check` of a result.
+
+    Returns:
+        Lines: a verdict, each difference, and what has no expectation.
+    """
+    verdict = "blocks run, multiply and wait as the config asks for"
+    lines = _format_check(check, verdict, "the work that the config asks for")
+    return lines + [f"{name} are not checked" for name in check["unchecked"]]
+
+
+def _format_check(check: dict[str, Any], verdict: str, wanted: str) -> list[str]:
+    """Return the verdict of a comparison, or its differences from what was wanted."""
+    differences = check["differences"]
+    if not differences:
+        return [verdict]
+    lines = [f"{len(differences)} differences from {wanted}:"]
+    lines += [f"  {one}" for one in differences[:NUM_DIFFERENCES]]
+    if len(differences) > NUM_DIFFERENCES:
+        lines.append(f"  and {len(differences) - NUM_DIFFERENCES} more, which the page lists")
+    return lines
 
 
 def format_collective_check(check: dict[str, Any]) -> list[str]:
@@ -66,23 +93,13 @@ def format_collective_check(check: dict[str, Any]) -> list[str]:
     Returns:
         Lines: a verdict, each difference, and what has no expectation.
     """
-    differences = check["differences"]
-    if differences:
-        verdict = (
-            f"{len(differences)} differences from the collectives and shards that the layout asks "
-            "for:"
-        )
-    elif check["num_messages"]:
+    verdict = "shards are those that the layout asks for; no collective is compared"
+    if check["num_messages"]:
         verdict = (
             "collectives and shards are those that the layout asks for "
             f"({check['num_messages']:,} calls compared)"
         )
-    else:
-        verdict = "shards are those that the layout asks for; no collective is compared"
-    lines = [verdict]
-    lines += [f"  {one}" for one in differences[:NUM_DIFFERENCES]]
-    if len(differences) > NUM_DIFFERENCES:
-        lines.append(f"  and {len(differences) - NUM_DIFFERENCES} more, which the page lists")
+    lines = _format_check(check, verdict, "the collectives and shards that the layout asks for")
     return lines + [f"collectives of {name} are not checked" for name in check["unchecked"]]
 
 
@@ -127,6 +144,8 @@ def _iter_lines(result: dict[str, Any]) -> Iterator[str]:
             f"{one['count']:>8}{one['bytes'] / GIB:>10.2f}"
         )
     yield from format_collective_check(result["collective_check"])
+    yield ""
+    yield from format_block_check(result["block_check"])
     yield from _iter_wait_lines(result)
     yield from _iter_kernel_lines(result)
     parameters = result["parameters"]
@@ -168,12 +187,22 @@ def _iter_wait_lines(result: dict[str, Any]) -> Iterator[str]:
         f"{result['num_waits']}"
     )
     for one in waits[:NUM_WAITS]:
-        yield f"  {one['count']:>6}  {one['cause']:<32}{one['line']}"
+        yield f"  {one['count']:>6}  {one['cause']:<32}{one['line']}  {one['module']}".rstrip()
     if len(waits) > NUM_WAITS:
         yield (
             f"  {sum(one['count'] for one in waits[NUM_WAITS:]):>6}  at {len(waits) - NUM_WAITS} "
             "other lines"
         )
+    if result["host_work"] is not None:
+        yield _format_host_work(result["host_work"])
+
+
+def _format_host_work(work: dict[str, float]) -> str:
+    return (
+        f"host work of a block and micro-batch, eager: {work['forward']:,.0f} operations forward "
+        f"and {work['backward']:,.0f} backward, {1e3 * work['seconds']:.2f} ms at the launch time "
+        "of the device's profile"
+    )
 
 
 def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:

@@ -11,9 +11,10 @@ from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.pipeline import InterleavedScheduleConfig
+from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.expected_passes import list_passes
 from llmsys.dryrun.rank_groups import RankGroups
-from tests.helpers.dry_runs import EXPERTS, run_planted, run_tiny
+from tests.helpers.dry_runs import EXPERTS, run_forked, run_planted, run_tiny
 
 MORE = "batch.sequences=32"
 LAYOUTS: list[tuple[tuple[str, ...], int]] = [
@@ -173,10 +174,79 @@ def test_a_planted_mistake_is_named(
     assert [one for one in named if one not in differences] == []
 
 
+REPLICAS = """
+from llmsys.parallel.fsdp import FsdpModel
+enter = FsdpModel.enter_micro_batch
+def enter_without_replicas(self, *, last, stage=None):
+    found = enter(self, last=last, stage=stage)
+    for unit in self._units_by_stage[stage]:
+        unit.set_requires_all_reduce(False, recurse=False)
+    return found
+FsdpModel.enter_micro_batch = enter_without_replicas
+"""
+WHOLE_EMBEDDING = """
+from llmsys.parallel import parallelize
+shard = parallelize.fully_shard
+def shard_all_but_the_embedding(module, **options):
+    kept = {one for name, one in module.named_parameters() if name == "embed.weight"}
+    return shard(module, **options, ignored_params=kept)
+parallelize.fully_shard = shard_all_but_the_embedding
+"""
+WRONG_EXPERTS = """
+from llmsys.parallel import fsdp
+apply = fsdp.apply_expert_parallel
+def apply_over_the_other_axis(model, meshes):
+    apply(model, meshes)
+    for layer in model.list_moe_layers():
+        mesh = meshes.expert_fsdp
+        layer.dispatcher.group = mesh.get_group(mesh.ndim - 1)
+fsdp.apply_expert_parallel = apply_over_the_other_axis
+"""
+
+
+def test_mistakes_planted_in_replicas_of_tensor_ranks_are_all_named() -> None:
+    """Two replicas of two shards of two tensor ranks; a block has 34,944 parameters, of which a
+    tensor rank has half of the matrices.
+    """
+    plants = (WRONG_GROUP, DOUBLED_GATHER, WHOLE_EMBEDDING)
+    overrides = ("layout.tensor=2", "layout.replicate=2")
+    result = run_planted("\n".join(plants), *overrides, rank=5)
+    assert not result["is_proven"]
+    text = "\n".join(result["collective_check"]["differences"])
+    elements = (34_944 - 2 * 64) // 2 + 2 * 64
+    for named in (
+        "missing: all_reduce over tensor (2 ranks: 4, 5), float32",
+        f"additional: all_reduce over world {ALL}, float32",
+        f"too many: all_gather over shard (2 ranks: 5, 7), bfloat16, {2 * elements:,} bytes",
+        "wrong shard: embed.weight holds 262,144 elements on this rank, expected 65,536",
+    ):
+        assert named in text
+
+
+def test_mistakes_planted_in_replicas_of_expert_ranks_are_all_named() -> None:
+    """Two replicas of four ranks, of which two neighbours share the experts."""
+    plants = (WRONG_EXPERTS, REPLICAS, DOUBLED_GATHER, WHOLE_NORM)
+    overrides = (*EXPERTS, "layout.expert=2", "layout.replicate=2")
+    result = run_planted("\n".join(plants), *overrides, rank=6)
+    assert not result["is_proven"]
+    text = "\n".join(result["collective_check"]["differences"])
+    for named in (
+        "missing: all_to_all over expert (2 ranks: 6, 7), bfloat16",
+        "additional: all_to_all over expert_fsdp (2 ranks: 4, 6), bfloat16",
+        "missing: all_reduce over replicate (2 ranks: 2, 6), float32",
+        # Without the norm, which no rank gathers any more.
+        "additional: all_gather over shard (4 ranks: 4, 5, 6, 7), bfloat16, 33,920 bytes",
+        "wrong shard: blocks.0.attention_norm.weight holds 64 elements on this rank, expected 16",
+    ):
+        assert named in text
+
+
 def test_what_has_no_expectation_is_named() -> None:
-    check = run_tiny("layout.context=2", "layout.context_kind=ring")["collective_check"]
-    assert check["unchecked"] == ["the ring of layout.context_kind"]
-    assert check["differences"] == []
+    """The projections of an encoder-decoder take source and target tokens."""
+    result = run_forked(DryRunRequest("train/t5-tiny", (), 1, 2, 1, "h100-sxm"))
+    named = ["products of projections with an encoder and a decoder"]
+    assert result["block_check"] == {"differences": [], "unchecked": named}
+    assert result["is_proven"]
 
 
 def test_groups_are_the_rows_and_columns_of_the_grid_of_ranks() -> None:

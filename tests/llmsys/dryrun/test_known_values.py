@@ -6,7 +6,12 @@ import torch
 from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from llmsys.dryrun.known_values import attach_known, attach_outputs, get_known
+from llmsys.dryrun.known_values import (
+    attach_known,
+    attach_outputs,
+    compute_known,
+    get_known,
+)
 from llmsys.dryrun.operation_watch import OperationWatch
 from llmsys.dryrun.recorder import DryRunRecorder
 from llmsys.parallel.collectives import collectives
@@ -89,3 +94,15 @@ def test_known_numbers_have_the_layout_of_their_fake_tensor() -> None:
     assert known is not None
     assert known.stride() == (1, 2)
     assert torch.equal(known, values)
+
+
+def test_what_a_cpu_has_no_kernel_for_is_unknown() -> None:
+    """Activations of a tiny model are known, and flash attention is a kernel of CUDA devices."""
+    x_BTHK = torch.ones(1, 4, 2, 8, dtype=torch.bfloat16)
+    seed = torch.zeros(2, dtype=torch.int64)
+    operations = torch.ops.aten
+    flash = (*[x_BTHK] * 5, torch.ones(1, 2, 4), None, None, 4, 4, 0.0, True, seed, seed)
+    # the forward draws random numbers, which are unknown anyway
+    assert compute_known(operations._flash_attention_backward.default, flash, {}, [x_BTHK]) is None
+    total = compute_known(operations.add.Tensor, (x_BTHK, x_BTHK), {}, [x_BTHK])
+    assert torch.equal(total, 2 * x_BTHK)

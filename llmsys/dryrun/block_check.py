@@ -1,0 +1,333 @@
+"""Compare the work of blocks in a dry run with that which follows from the config: which blocks
+run, the products of their projections and experts, waits of the host, and tables of positions.
+
+Invariants:
+- Every difference names the module, and what was found and expected.
+- What has no expectation is listed by name.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
+from llmsys.config.module_tensors import ParameterTensor
+from llmsys.dryrun.expected_messages import RankContext
+from llmsys.dryrun.expected_passes import ONCE, REPEATED
+from llmsys.dryrun.expected_routing import count_routed_rows
+from llmsys.dryrun.host_waits import HostWait
+from llmsys.dryrun.module_names import is_inside_block, replace_layers
+from llmsys.dryrun.recorder import DryRunRecorder
+from llmsys.estimate.rank_parameters import count_tensor_shards, is_in_block
+
+BLOCK = re.compile(r"^(.*?\{i\}(?:\.block)?)\.")
+WHOLE_HEADS = ("k_proj", "v_proj")
+# Queries of a product of a ring's plain steps: shorter shards have a table of themselves.
+RING_CHUNK = 256
+# Queries of a product that finds the largest logits, as in model/attention_logits.py.
+LOGIT_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class BlockCheck:
+    """The result of a comparison.
+
+    Attributes:
+        differences: Sentences.
+        unchecked: Names of what has no expectation.
+    """
+
+    differences: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+
+def check_blocks(
+    recorder: DryRunRecorder, context: RankContext, kernels: Sequence[dict[str, Any]]
+) -> BlockCheck:
+    """Compare what blocks did with what their config asks for.
+
+    Args:
+        recorder: What was recorded.
+        context: The rank and its config.
+        kernels: The attention kernels of its layers, see `list_kernels`.
+
+    Returns:
+        The differences, and what was not compared.
+    """
+    unchecked = tuple(_iter_unchecked(context))
+    differences = [
+        *_iter_run_differences(recorder.block_runs, context),
+        *_iter_product_differences(recorder.products, context),
+        *_iter_wait_differences(recorder.waits.list_waits(), context),
+        *_iter_table_differences(recorder.squares, context, kernels),
+    ]
+    return BlockCheck(tuple(differences), unchecked)
+
+
+def _merge_part(part: str) -> str:
+    return part if part == REPEATED else ONCE
+
+
+def _describe_part(part: str) -> str:
+    return "a repeated micro-batch" if part == REPEATED else "the rest of the step"
+
+
+def count_forwards(context: RankContext) -> Counter[tuple[str, int]]:
+    """Count the forward passes of a step that ran, by part of the step and stage of the rank.
+
+    Args:
+        context: The rank and its config.
+
+    Returns:
+        Counts; stages are counted among those of the rank.
+    """
+    return Counter((one.part, one.stage) for one in context.passes if not one.is_backward)
+
+
+def count_expected_runs(context: RankContext) -> Counter[tuple[str, str]]:
+    """Count the calls of each block in the forward passes of a step.
+
+    Args:
+        context: The rank and its config.
+
+    Returns:
+        Counts by part of the step and name of the block, such as `blocks.3`.
+    """
+    calls: dict[str, tuple[int, int]] = {}
+    is_reversible = context.config.model.residual.is_reversible
+    for row in context.rows:
+        found = BLOCK.match(row.name)
+        if not is_in_block(row) or found is None:
+            continue
+        for layer in row.layers:
+            stage = context.find_stage(layer if row.name.startswith("blocks.") else None)
+            name = found[1].replace("{i}", str(layer))
+            calls[name] = (stage, 2 if is_reversible else row.steps)
+    expected: Counter[tuple[str, str]] = Counter()
+    for (part, stage), count in count_forwards(context).items():
+        for name, (own, each) in calls.items():
+            if own == stage:
+                expected[part, name] += count * each
+    return expected
+
+
+def _iter_run_differences(
+    recorded: Counter[tuple[str, str]], context: RankContext
+) -> Iterator[str]:
+    if context.config.model.rnn is not None:
+        return
+    expected = count_expected_runs(context)
+    found: Counter[tuple[str, str]] = Counter()
+    for (part, name), count in recorded.items():
+        found[_merge_part(part), name] += count
+    for part, name in dict.fromkeys([*expected, *found]):
+        runs, wanted = found[part, name], expected[part, name]
+        if runs != wanted:
+            yield (
+                f"{'skipped' if runs < wanted else 'repeated'} block: {name} runs {runs} times in "
+                f"the forward passes of {_describe_part(part)}, expected {wanted}"
+            )
+
+
+def count_expected_products(context: RankContext) -> Counter[tuple[str, str]]:
+    """Count the FLOPs of the projections and experts of blocks in the forward passes of a step.
+
+    Args:
+        context: The rank and its config.
+
+    Returns:
+        FLOPs by part of the step and name of the module, in which `*` stands for the layer.
+    """
+    forwards = count_forwards(context)
+    moe = context.config.model.moe
+    routed = 0 if moe is None else count_routed_rows(context, moe)
+    expected: Counter[tuple[str, str]] = Counter()
+    for row in context.rows:
+        if not _has_known_products(context, row):
+            continue
+        name = replace_layers(row.name.replace("{i}", "0").rpartition(".")[0])
+        each = 2 * row.steps * _count_multiplications(context, row, routed)
+        for layer in row.layers:
+            stage = context.find_stage(layer if row.name.startswith("blocks.") else None)
+            for (part, own), count in forwards.items():
+                expected[part, name] += count * each * (own == stage)
+    return expected
+
+
+def _has_known_products(context: RankContext, row: ParameterTensor) -> bool:
+    """Return whether a row is a matrix of a projection or of experts whose vectors are known."""
+    if not is_in_block(row) or not row.layers or len(row.shape) < 2 or row.name.endswith("bias"):
+        return False
+    train = context.config.train
+    if row.is_routed:
+        return row.input == "visit" and train.expert_matmul_dtype == "compute"
+    return (
+        row.input == "token"
+        and row.name.endswith("_proj.weight")
+        and train.matmul_dtype == "compute"
+        and _has_plain_attention(context)
+    )
+
+
+def _has_plain_attention(context: RankContext) -> bool:
+    """Return whether every projection of a block takes the tokens of a row and nothing else."""
+    config = context.config
+    return (
+        isinstance(config.model.attention, MultiHeadAttentionConfig | LatentAttentionConfig)
+        and not config.model.has_python_blocks
+        and config.model.family != "encoder_decoder"
+        and config.model.position.kind != "transformer_xl"
+        and config.objective.kind != "permutation"
+    )
+
+
+def _count_multiplications(context: RankContext, row: ParameterTensor, routed: int) -> int:
+    """Count the elements that the vectors of a micro-batch are multiplied with, in one block."""
+    if row.is_routed:
+        return routed * prod(row.shape[1:])
+    layout = context.layout
+    tokens = context.sequences * context.length // layout.context
+    parts = count_tensor_shards(row, layout, context.config.model)
+    module = row.name.rpartition(".")[0].rpartition(".")[2]
+    # A rank that has a whole matrix multiplies its own positions, but for key-value heads that the
+    # tensor ranks do not divide.
+    if parts == 1 and module not in WHOLE_HEADS:
+        tokens //= layout.tensor
+    return tokens * row.elements_per_copy // parts
+
+
+def _iter_product_differences(
+    recorded: Counter[tuple[str, str]], context: RankContext
+) -> Iterator[str]:
+    expected = count_expected_products(context)
+    found: Counter[tuple[str, str]] = Counter()
+    for (part, name), flops in recorded.items():
+        found[_merge_part(part), name] += flops
+    for (part, name), wanted in expected.items():
+        flops = found[part, name]
+        if flops == wanted:
+            continue
+        rows = ""
+        if name.endswith(".experts") and wanted:
+            rows = (
+                f", as many as {flops / wanted:.3f} times the rows that tokens are routed to; rows "
+                "that nobody routed are padding"
+            )
+        yield (
+            f"{'too few' if flops < wanted else 'unneeded'} products: {name} computes {flops:,} "
+            f"FLOPs in the forward passes of {_describe_part(part)}, expected {wanted:,}{rows}"
+        )
+
+
+def count_expected_waits(context: RankContext) -> int:
+    """Count the waits in blocks that a step has by design: the host reads the rows of experts that
+    are on other ranks, or that have a capacity, once in a forward of a layer.
+
+    Args:
+        context: The rank and its config.
+
+    Returns:
+        Waits of the micro-batches that run.
+    """
+    moe = context.config.model.moe
+    if moe is None or (context.layout.expert == 1 and moe.routing.kind == "token_choice"):
+        return 0
+    forwards = count_forwards(context)
+    rows = {
+        (layer, row.name.partition("{i}")[0])
+        for row in context.rows
+        if row.is_routed
+        for layer in row.layers
+    }
+    steps = max((row.steps for row in context.rows if row.is_routed), default=1)
+    count = 0
+    for layer, prefix in rows:
+        stage = context.find_stage(layer if prefix == "blocks." else None)
+        count += steps * sum(n for (_, own), n in forwards.items() if own == stage)
+    return count
+
+
+def _iter_wait_differences(waits: list[HostWait], context: RankContext) -> Iterator[str]:
+    wanted = count_expected_waits(context)
+    by_design: list[HostWait] = []
+    for one in waits:
+        if not is_inside_block(one.module):
+            continue
+        # Of experts, and in their layer: everything else is a wait that nothing needs.
+        if one.module.endswith("feed_forward") and one.cause in ("tolist", "item"):
+            by_design.append(one)
+        else:
+            yield _describe_wait(one, "expected 0")
+    found = sum(one.count for one in by_design)
+    if found != wanted:
+        for one in by_design:
+            yield _describe_wait(one, f"where all of the experts' reads together are {wanted}")
+        if not by_design:
+            yield f"missing reads of the rows of experts: 0, expected {wanted}"
+
+
+def _describe_wait(one: HostWait, expected: str) -> str:
+    return (
+        f"wait of the host in a block: {one.cause} in {one.module} at {one.line}, {one.count} "
+        f"times in the micro-batches that ran, {expected}; the device runs empty while the host "
+        "waits, so keep the value on the device"
+    )
+
+
+def _iter_table_differences(
+    squares: Counter[tuple[str, str]], context: RankContext, kernels: Sequence[dict[str, Any]]
+) -> Iterator[str]:
+    """Yield tables that no kernel of the decision table asks for."""
+    has_table = any(one["has_table"] for one in kernels) or _has_short_scores(context)
+    wanted: dict[tuple[str, str], int] = defaultdict(int)
+    for (owner, tensor), count in squares.items():
+        # Such a kernel's mask is made before the blocks and its scores in attention; in a backward
+        # the owner is an operation.
+        is_attention = not is_inside_block(owner) or "attention" in owner
+        if has_table and is_attention:
+            continue
+        wanted[owner, tensor] += count
+    for (owner, tensor), count in wanted.items():
+        yield (
+            f"table of positions by positions: {owner or 'the model'} makes {tensor}, {count} "
+            "times in a micro-batch, and no attention kernel of the layers needs one"
+        )
+
+
+def _has_short_scores(context: RankContext) -> bool:
+    """Return whether scores are made of some queries at a time, and the rows are no longer."""
+    queries = RING_CHUNK if context.layout.ring_size > 1 else 0
+    if context.config.optimizer.max_attention_logit is not None:
+        queries = max(queries, LOGIT_CHUNK)
+    # A probe has at least half of the positions.
+    return context.length // context.layout.ring_size < 2 * queries
+
+
+def _iter_unchecked(context: RankContext) -> Iterator[str]:
+    model = context.config.model
+    if model.rnn is not None:
+        yield "runs of recurrent cells"
+    has_projections = any(row.name.endswith("_proj.weight") for row in context.rows)
+    train = context.config.train
+    if has_projections and not _has_plain_attention(context):
+        yield f"products of projections with {_describe_inputs(context)}"
+    if train.matmul_dtype != "compute":
+        yield f"products of projections in {train.matmul_dtype}"
+    if model.moe is not None and train.expert_matmul_dtype != "compute":
+        yield f"products of experts in {train.expert_matmul_dtype}"
+
+
+def _describe_inputs(context: RankContext) -> str:
+    config = context.config
+    if config.model.family == "encoder_decoder":
+        return "an encoder and a decoder"
+    if config.objective.kind == "permutation":
+        return "a query stream"
+    if config.model.position.kind == "transformer_xl":
+        return "scores of distances"
+    if config.model.has_python_blocks:
+        return "blocks of your own"
+    return f"attention of kind {config.model.attention.kind}"

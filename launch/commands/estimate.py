@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--program",
         help="training program that runs it: a profile such as megatron, or a YAML file (default: "
-        "llmsys)",
+        "llmsys for the config of a run, unknown for a bare model)",
     )
     parser.add_argument(
         "--layout",
@@ -132,7 +132,9 @@ def run(arguments: argparse.Namespace) -> int:
         from llmsys.estimate.finetuning import estimate_finetuning
 
         wanted = _parse_settings(arguments.finetune, FinetuneConfig, "--finetune")
-        finetune = estimate_finetuning(resolved.run, wanted, result)
+        priced = build_pricing_request(arguments)
+        device = None if priced is None else priced.device
+        finetune = estimate_finetuning(resolved.run, wanted, result, device)
         result = result.model_copy(update={"finetune": finetune})
     if arguments.html is not None:
         request = build_pricing_request(arguments)

@@ -41,7 +41,7 @@ def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, Esti
         _check_batch(resolved, arguments)
     _check_documents(resolved, arguments.documents)
     device = None if request is None else request.device
-    planned = _build_program_run(resolved, arguments, request)
+    planned = build_program_run(resolved, arguments, request)
     result = estimate_run(
         resolved.run,
         model_only=resolved.is_model_only and not has_batch(resolved),
@@ -108,11 +108,19 @@ def _check_batch(resolved: "LoadedConfig", arguments: argparse.Namespace) -> Non
     )
 
 
-def _build_program_run(
+def build_program_run(
     resolved: "LoadedConfig", arguments: argparse.Namespace, request: "PricingRequest | None"
 ) -> "ProgramRun | None":
-    """Return the run under the named program; None where neither program, layout nor dtype is
-    named.
+    """Build the run under the named program, or under `unknown` where nobody named one.
+
+    Args:
+        resolved: the loaded config.
+        arguments: parsed arguments of the verb.
+        request: device and cluster; None: the run is not priced.
+
+    Returns:
+        The run; None where llmsys itself trains it: the config is a whole run, and neither program,
+        layout nor dtype is named.
     """
     named = {
         "--program": arguments.program,
@@ -120,26 +128,40 @@ def _build_program_run(
         "--matmul-dtype": arguments.matmul_dtype,
     }
     given = [name for name, value in named.items() if value is not None]
-    if not given:
+    own_options = [
+        option for option in ("finetune", "html") if getattr(arguments, option) is not None
+    ]
+    if given and own_options:
+        raise ConfigError(
+            f"--{own_options[0]} shows a run of llmsys itself. Leave out {given[0]}, or "
+            f"--{own_options[0]}."
+        )
+    is_unknown = arguments.program is None and _is_program_unknown(resolved)
+    if not given and (own_options or request is None or not is_unknown):
         return None
-    for option in ("finetune", "html"):
-        if getattr(arguments, option) is not None:
-            raise ConfigError(
-                f"--{option} shows a run of llmsys itself. Leave out {given[0]}, or --{option}."
-            )
     if resolved.is_model_only:
         _check_batch(resolved, arguments)
+    from llmsys.estimate.program_profile import UNKNOWN_PROGRAM
     from llmsys.estimate.program_search import plan_program_run
 
     return plan_program_run(
         resolved.run,
-        arguments.program,
+        UNKNOWN_PROGRAM if is_unknown else arguments.program,
         arguments.layout,
         device=None if request is None else request.device,
         num_devices=arguments.gpus,
         matmul_dtype=arguments.matmul_dtype,
         expert_load=1.0 if request is None else request.cluster.expert_load,
     )
+
+
+def _is_program_unknown(resolved: "LoadedConfig") -> bool:
+    """Return whether nothing says which program trains: a bare model without settings that only
+    llmsys has. Whole runs are those of llmsys.
+    """
+    run = resolved.run
+    own = {"engine"} & run.model_fields_set or {"compile"} & run.train.model_fields_set
+    return resolved.is_model_only and not own
 
 
 def add_my_machine_argument(parser: argparse.ArgumentParser) -> None:
@@ -189,13 +211,14 @@ def build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | No
             raise ConfigError(
                 f"{name} {value} is too large: the maximum is {MAX_ASKED}. Use {MAX_ASKED} or less."
             )
-    from llmsys.estimate.device_profile import load_device_profile
     from llmsys.estimate.run_cost import PricingRequest
 
     cluster = resolve_cluster(arguments)
     gpus = arguments.gpus if arguments.device is not None else arguments.gpus or cluster.devices
     device = cluster.device if arguments.device is None else arguments.device
-    return PricingRequest(load_device_profile(device), cluster, gpus)
+    # Levels of the cluster's network replace the links of the device profile.
+    placed = cluster.model_copy(update={"device": device}).load_device()
+    return PricingRequest(placed, cluster, gpus)
 
 
 def print_assumptions(cluster: "ClusterCosts", device: str | None, number: str | None) -> None:

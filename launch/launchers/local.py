@@ -14,6 +14,8 @@ from pathlib import Path
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError, LostRankError
+from llmsys.estimate.device_profile import MACHINE_PROFILE
+from llmsys.launch.launchers.run_probe import find_machine_profile
 from llmsys.launch.process.parent_watch import build_child_environment
 from llmsys.launch.process.run_requirements import require_datasets, require_layout
 from llmsys.launch.process.signal_forwarding import forward_signals, ignore_own_signals
@@ -27,7 +29,7 @@ HOST = "127.0.0.1"
 
 def run_local_ranks(config: RunConfig, words: Sequence[str]) -> None:
     """Run `launch/train.py WORDS` on launch.processes processes of this machine and wait for the
-    end.
+    end. A machine whose device has no profile is measured first.
 
     Args:
         config: The run.
@@ -44,7 +46,10 @@ def run_local_ranks(config: RunConfig, words: Sequence[str]) -> None:
     require_datasets(config, words)
     port = _check_port(config.launch.port) or find_free_port()
     command = build_local_command(config.engine.kind, processes, port, words)
-    status = _run_launcher(command, _build_environment(config, processes))
+    environment = _build_environment(config, processes)
+    profile = find_machine_profile(config, processes, environment)
+    measured = {} if profile is None else {MACHINE_PROFILE: str(profile)}
+    status = _run_launcher(command, environment | measured)
     if status == 0:
         return
     killed_by = find_signal(status)

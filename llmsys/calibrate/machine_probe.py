@@ -4,27 +4,25 @@ A CPU is measured as `llmsys calibrate` measures it, in fewer and smaller pieces
 training step of a small model, which fits the residual of the profile. An accelerator has the
 profile of its driver's name.
 
-Reads and writes one file for each machine in the cache folder ($LLMSYS_CACHE or
-~/.cache/llmsys, machine-….yaml).
-
-Invariants:
-- A cached probe is used for the same processor, cores, threads, torch and format alone, and for
-  `MAX_AGE_DAYS`.
+The result is kept (probe_cache.py). The same as a run uses the machine, with its processes, is
+run_probe.py.
 """
 
 import datetime
 import os
-import platform
-from hashlib import sha256
-from pathlib import Path
 
 import torch
 
 from llmsys.calibrate.benchmarks import BenchmarkSizes
 from llmsys.calibrate.calibration import calibrate_device
+from llmsys.calibrate.probe_cache import (
+    describe_machine,
+    get_cache_file,
+    load_cached_probe,
+    write_probe,
+)
 from llmsys.calibrate.training_steps import measure_fastest_rate
 from llmsys.config.loading.load import read_config
-from llmsys.config.loading.yaml_files import dump_yaml
 from llmsys.config.train import Precision
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import (
@@ -35,13 +33,8 @@ from llmsys.estimate.device_profile import (
     load_device_profile,
 )
 from llmsys.estimate.step_time import estimate_step_time
-from llmsys.log import get_logger
 from llmsys.parallel.process_group import get_local_device, init_process_group
-from llmsys.storage.atomic_write import write_bytes_atomically
-from llmsys.storage.paths import get_cache_folder
 from llmsys.train.precision import find_bf16_support
-
-log = get_logger(__name__)
 
 # The shapes of a small model's step; half of `llmsys calibrate`'s, each for a shorter time.
 QUICK = BenchmarkSizes(
@@ -70,8 +63,6 @@ STEP_MODEL = (
 STEP_SECONDS = 3.0
 # A step of another size than the measured one: the profile errs by about this much.
 SIZE_SPREAD = 0.15
-MAX_AGE_DAYS = 30
-FORMAT = 1
 
 
 def get_machine_profile(*, renew: bool = False) -> DeviceProfile:
@@ -90,11 +81,10 @@ def get_machine_profile(*, renew: bool = False) -> DeviceProfile:
     if device.type == "cuda":
         return _find_accelerator_profile(torch.cuda.get_device_name(device))
     path = get_cache_file()
-    if not renew and (cached := _load_cached(path)) is not None:
+    if not renew and (cached := load_cached_probe(path)) is not None:
         return cached
     profile = measure_processor()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes_atomically(path, dump_yaml(profile.model_dump(mode="json")).encode())
+    write_probe(path, profile)
     return profile
 
 
@@ -115,57 +105,6 @@ def find_machine_device() -> tuple[str, int]:
     profile = _find_accelerator_profile(name)
     shipped = next(one for one in list_device_names() if load_device_profile(one) == profile)
     return shipped, torch.cuda.device_count()
-
-
-def get_cache_file() -> Path:
-    """Return the file of this machine's probe; it may not exist.
-
-    Returns:
-        A path whose name holds the fingerprint of the machine.
-    """
-    digest = sha256(describe_machine().encode()).hexdigest()[:16]
-    return get_cache_folder() / f"machine-{digest}.yaml"
-
-
-def describe_machine() -> str:
-    """Describe what the speed of this machine depends on.
-
-    Returns:
-        Processor, cores, threads of torch and versions, in one line.
-    """
-    return ", ".join(
-        (
-            _read_processor_name(),
-            f"{os.cpu_count()} cores",
-            f"bf16 {find_bf16_support(torch.device('cpu')).is_native}",
-            platform.system(),
-            f"torch {torch.__version__}",
-            f"probe format {FORMAT}",
-        )
-    )
-
-
-def _read_processor_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _load_cached(path: Path) -> DeviceProfile | None:
-    """Return a probe that is fresh; None where there is none, or it cannot be read."""
-    if not path.is_file():
-        return None
-    try:
-        profile = load_device_profile(str(path))
-        probed = datetime.date.fromisoformat(profile.sources["probed"])
-    except (ConfigError, KeyError, ValueError):
-        log.info("%s is no probe of this machine, which is probed again", path)
-        return None
-    age = (datetime.datetime.now(datetime.UTC).date() - probed).days
-    return profile if 0 <= age <= MAX_AGE_DAYS else None
 
 
 def measure_processor() -> DeviceProfile:

@@ -21,7 +21,12 @@ from llmsys.engine.engine import Engine
 from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.device_setup import trim_allocator
-from llmsys.parallel.process_group import get_local_device, get_rank, get_world_size
+from llmsys.parallel.process_group import (
+    all_reduce_max,
+    get_local_device,
+    get_rank,
+    get_world_size,
+)
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_trainer import set_num_threads
 from llmsys.train.expert_load import update_expert_balance
@@ -87,12 +92,12 @@ def measure_step_rate(
     *,
     give_up_seconds: float = math.inf,
 ) -> StepRate:
-    """Train a config on random tokens in this process, with the threads of training.
+    """Train a config on random tokens, with the threads of training. Collective.
 
-    Needs a process group of one rank (`init_process_group`).
+    Needs a process group (`init_process_group`).
 
     Args:
-        config: A config of one rank; `train.precision` may be auto.
+        config: A config that fits the ranks of the group; `train.precision` may be auto.
         budget_seconds: Time for the measured steps; at least four are measured.
         clock: Return seconds. Tests replace it.
         give_up_seconds: Measure no more after a step of the warm-up that took longer; it is then
@@ -111,18 +116,27 @@ def measure_step_rate(
     for _ in range(WARM_UP_STEPS):
         began = clock()
         run_step(engine, batches)
-        took = clock() - began
+        took = _find_slowest(clock() - began)
     is_slow = took > give_up_seconds
     while not is_slow and (len(seconds) < MIN_STEPS or sum(seconds) < budget_seconds):
         began = clock()
         run_step(engine, batches)
-        seconds.append(clock() - began)
+        # Every rank ends after the same step.
+        seconds.append(_find_slowest(clock() - began))
     del engine
     release_engine(device)
     threads = torch.get_num_threads()
     if is_slow:
         return StepRate(took, 0.0, 1, threads)
     return replace(summarize_steps(seconds), threads=threads)
+
+
+def _find_slowest(seconds: float) -> float:
+    """Return the seconds of the slowest rank. Collective."""
+    if get_world_size() == 1:
+        return seconds
+    own = torch.tensor(seconds, dtype=torch.float64, device=get_local_device())
+    return float(all_reduce_max(own))
 
 
 def summarize_steps(seconds: list[float]) -> StepRate:

@@ -215,7 +215,11 @@ def compute_mask_bytes(model: ModelConfig, shape: ActivationShape) -> int:
         return 0
     stack = model.encoder_model if model.family == "encoder_decoder" else model
     # One layer of each type: a deep model has few.
-    layers = {stack.get_layer_type(layer): layer for layer in range(stack.num_hidden_layers)}
+    layers = {
+        stack.get_layer_type(layer): layer
+        for layer in range(stack.num_hidden_layers)
+        if not stack.is_linear_layer(layer)
+    }
     kernels = (choose_attention_memory(stack, layer, shape) for layer in layers.values())
     return (
         shape.sequences * shape.length**2 if any(one.table == "documents" for one in kernels) else 0

@@ -9,18 +9,25 @@ from functools import lru_cache
 from llmsys.config.attention_device import AttentionDevice, AttentionDtype
 from llmsys.config.block_measurement import MeasuredRows
 from llmsys.config.model import ModelConfig
+from llmsys.config.module_tensors import FP32_BYTES
 from llmsys.config.python_blocks import PythonAttentionConfig
 from llmsys.config.section import round_up_to_power_of_two
-from llmsys.estimate.device_profile import Number
+from llmsys.estimate.device_profile import DeviceProfile, Number
 from llmsys.estimate.flops import (
     Convention,
     count_flops,
+    count_linear_flops,
     count_visible_pairs,
     iter_document_lengths,
 )
 from llmsys.estimate.kernel_context import KernelContext, MicroBatchShape
 from llmsys.estimate.python_blocks import measure_block
-from llmsys.kernels.attention_kernel import AttentionTraits, KernelChoice, choose_attention_kernel
+from llmsys.kernels.attention_kernel import (
+    AttentionTraits,
+    KernelChoice,
+    choose_attention_kernel,
+    choose_ring_kernel,
+)
 from llmsys.kernels.attention_layers import describe_cross_attention, describe_self_attention
 
 # per score, unfused: written, scaled and masked, softmax, dropout, read
@@ -31,30 +38,61 @@ def estimate_attention_seconds(bench: KernelContext) -> tuple[float, float, floa
     """Seconds forward, backward and repeated of scores and weighted sums. Fused kernels skip
     what a mask hides.
     """
-    model, shape, device = bench.model, bench.shape, bench.device
+    model, device = bench.model, bench.device
     ranks = bench.layout.context * bench.layout.tensor
     if isinstance(model.attention, PythonAttentionConfig):
         return _estimate_measured_seconds(bench, model.attention)
+    if model.has_linear_layers:
+        return _add_seconds(
+            _estimate_linear_seconds(bench), _estimate_pair_seconds(bench, device, ranks)
+        )
+    return _estimate_pair_seconds(bench, device, ranks)
+
+
+def _add_seconds(*parts: tuple[float, float, float]) -> tuple[float, float, float]:
+    forward, backward, repeated = (sum(one) for one in zip(*parts, strict=True))
+    return forward, backward, repeated
+
+
+def _estimate_linear_seconds(bench: KernelContext) -> tuple[float, float, float]:
+    """Seconds of linear attention between its projections: products and solves at the rate of
+    matmuls in float32, and each chunk's tensors written and read once. The backward pass computes
+    all of it again, and recomputation of a block once more.
+    """
+    model, shape, device = bench.model, bench.shape, bench.device
+    linear = model.linear_attention
+    assert linear is not None
+    layers = len(model.linear_layers)
+    products = linear.count_products(model, 0, shape.length, None)
+    products += linear.count_solve_products(shape.length)
+    flops = 2 * layers * shape.sequences * products
+    moved = FP32_BYTES * linear.count_chunk_values(shape.length) * layers * shape.sequences
+    forward = flops / (device.get_peak_flops("fp32") * device.efficiency.products)
+    forward += bench.estimate_memory_seconds(2 * moved)
+    return forward, 3 * forward, forward
+
+
+def _estimate_pair_seconds(
+    bench: KernelContext, device: DeviceProfile, ranks: int
+) -> tuple[float, float, float]:
+    """Seconds of the layers whose queries meet keys."""
+    model, shape = bench.model, bench.shape
     if bench.software.attention == "chosen" and device.compute_capability is not None:
         return _estimate_chosen_attention_seconds(
             bench, AttentionDevice("cuda", device.compute_capability)
         )
+    pair_layers = model.num_attention_layers
     fused = bench.software.attention != "unfused"
     convention: Convention = "causal" if fused else "full"
     counted = count_flops(
         model, shape.source, 1, convention, target_length=shape.length, documents=shape.documents
     )
-    operations = counted.attention * shape.sequences / ranks
+    pairs = counted.attention - count_linear_flops(model, shape.length)
+    operations = pairs * shape.sequences / ranks
     number: Number = shape.dtype
     if not fused:
         flops = operations / (device.get_peak_flops(number) * device.efficiency.products)
-        scores = (
-            model.num_hidden_layers
-            * model.num_attention_heads
-            * shape.length**2
-            * shape.sequences
-            / ranks
-        )
+        scores = pair_layers * model.num_attention_heads * shape.length**2 * shape.sequences / ranks
         forward = flops + bench.estimate_memory_seconds(scores * SCORE_BYTES)
         return (
             forward,
@@ -65,8 +103,8 @@ def estimate_attention_seconds(bench: KernelContext) -> tuple[float, float, floa
         device.efficiency.native_attention if bench.software.attention == "native" else 1
     )
     shapes = model.attention.build_score_shape(model, 0, is_causal=True)
-    layers, width = max(1, model.num_hidden_layers), shapes.key_channels + shapes.value_channels
-    positions = counted.attention / (layers * max(1, shapes.heads * width) * shape.length)
+    layers, width = max(1, pair_layers), shapes.key_channels + shapes.value_channels
+    positions = pairs / (layers * max(1, shapes.heads * width) * shape.length)
     rate *= compute_fused_rate(positions, shapes.key_channels) * bench.software.attention_rate
     if bench.software.attention == "native" and getattr(model.attention, "sinks", False):
         rate *= bench.software.sink_rate
@@ -113,12 +151,11 @@ def _estimate_chosen_attention_seconds(
     """Seconds of the kernels that the model chooses: forward, backward, and what selective
     checkpointing repeats.
     """
+    choose = choose_attention_kernel if bench.layout.ring_size == 1 else choose_ring_kernel
     layers = [
         [
             count * one
-            for one in _estimate_layer_seconds(
-                bench, choose_attention_kernel(device, traits), traits, pairs
-            )
+            for one in _estimate_layer_seconds(bench, choose(device, traits), traits, pairs)
         ]
         for traits, pairs, count in _list_attention_layers(bench.model, bench.shape)
     ]
@@ -149,6 +186,7 @@ def _list_attention_layers(
         kinds = Counter(
             (stack.get_layer_type(layer), stack.get_attention_window(layer))
             for layer in [*range(layers), *[layers - 1] * depth]
+            if not stack.is_linear_layer(layer)
         )
         for (kind, window), count in kinds.items():
             lengths = iter_document_lengths(length, shape.documents if is_packed else ())
@@ -213,6 +251,8 @@ def _estimate_layer_seconds(
         / (bench.layout.context * bench.layout.tensor)
     )
     width = traits.qk_width + traits.v_width
+    if choice.kernel == "eager" and bench.layout.ring_size > 1:
+        return _estimate_eager_ring_seconds(bench, heads * traits.length**2, width)
     if choice.kernel == "eager":
         scores = heads * max(pairs, traits.length**2)
         flops = 2 * scores * width / (peak * efficiency.products)
@@ -236,3 +276,20 @@ def _estimate_layer_seconds(
     if choice.kernel == "flex":
         backward /= FLEX_BACKWARD
     return forward, backward, forward if choice.kernel == "flex" else 0.0
+
+
+def _estimate_eager_ring_seconds(
+    bench: KernelContext, scores: float, width: int
+) -> tuple[float, float, float]:
+    """Seconds of a layer whose ring computes plain products in float32, 256 queries at a time
+    (`llmsys/parallel/ring_blocks.py`): a GPU computes every pair of queries and keys, since the
+    host does not know which of them a mask hides.
+    """
+    flops = 2 * scores * width
+    flops /= bench.device.get_peak_flops("fp32") * bench.device.efficiency.products
+    # The bytes of scores are those of 16 bits.
+    moved = bench.estimate_memory_seconds(2 * scores * SCORE_BYTES)
+    moved_backward = bench.estimate_memory_seconds(2 * scores * SCORE_BYTES_BACKWARD)
+    forward = flops + moved
+    # The scores are computed again: five products for two.
+    return forward, 2.5 * flops + moved_backward, forward

@@ -14,10 +14,12 @@ exchanges heads for positions (Jacobs 2023).
 """
 
 from dataclasses import dataclass
-from math import inf
+from functools import lru_cache
+from math import inf, log2
 
 from llmsys.config.engine import EngineConfig
 from llmsys.config.expert_sharding import count_rank_visits, must_send_once_per_rank
+from llmsys.config.model import ModelConfig
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.kernel_context import KernelContext
 from llmsys.estimate.model_tensors import list_model_tensors
@@ -45,12 +47,13 @@ class RankGroup:
 
 
 def estimate_all_gather_seconds(
-    group: RankGroup, whole_bytes: float, device: DeviceProfile
+    group: RankGroup, whole_bytes: float, device: DeviceProfile, messages: float = 1.0
 ) -> float:
     """All-gather of `whole_bytes` together, or reduce-scatter of as many, on a ring.
 
     Every rank sends (n − 1)/n of the whole. Between machines, the adapters of all members on one
-    work together.
+    work together. Each of `messages` goes around the ring, so many small ones are slow on long
+    rings.
     """
     if group.size == 1 or whole_bytes == 0:
         return 0.0
@@ -60,14 +63,65 @@ def estimate_all_gather_seconds(
         inside if nodes == 1 else min(inside, device.get_network(group.extent).bandwidth * local)
     )
     volume = whole_bytes * (group.size - 1) / group.size
-    return volume / (bandwidth * device.efficiency.links) + _estimate_ring_latency(group, device)
+    latency = messages * _estimate_ring_latency(group, device)
+    return volume / (bandwidth * device.efficiency.links) + latency
+
+
+# Bandwidth of NCCL's double binary trees over that of its rings (NCCL 2.18, src/graph/tuning.cc).
+TREE_BANDWIDTH = 0.92
 
 
 def estimate_all_reduce_seconds(
+    group: RankGroup, whole_bytes: float, device: DeviceProfile, messages: float = 1.0
+) -> float:
+    """All-reduce of `whole_bytes` together in `messages`: a reduce-scatter and an all-gather on a
+    ring, or a reduction up a tree of machines and down again, whichever is faster, as NCCL chooses.
+
+    Args:
+        group: the ranks.
+        whole_bytes: bytes of all sums together.
+        device: profile of the accelerator.
+        messages: buckets that are summed one after the other.
+
+    Returns:
+        Seconds.
+    """
+    ring = 2 * estimate_all_gather_seconds(group, whole_bytes, device, messages)
+    if (nodes := group.count_nodes(device)) <= 2:
+        return ring  # where a tree is a ring
+    local = group.count_ranks_per_node(device)
+    inside = device.get_interconnect("node").latency_seconds if local > 1 else 0.0
+    outside = device.get_network(group.extent).latency_seconds
+    # Ranks of a machine are a chain (NCCL's tree between machines).
+    depth = (local - 1) * inside + log2(nodes) * outside
+    moved = 2 * estimate_all_gather_seconds(group, whole_bytes, device, 0.0)
+    return min(ring, moved / TREE_BANDWIDTH + 2 * messages * depth)
+
+
+# Of an all-reduce in which each rank reads what all others have, within a machine: 8 to 15 µs with
+# eight H100s (TensorRT-LLM's and vLLM's custom all-reduce of a few hundred kilobytes).
+ONE_SHOT_SECONDS = 1e-5
+
+
+def estimate_small_all_reduce_seconds(
     group: RankGroup, whole_bytes: float, device: DeviceProfile
 ) -> float:
-    """All-reduce: a reduce-scatter and an all-gather."""
-    return 2 * estimate_all_gather_seconds(group, whole_bytes, device)
+    """Estimate an all-reduce of few bytes, such as those of one generated token.
+
+    Args:
+        group: the ranks.
+        whole_bytes: bytes of the sum.
+        device: profile of the accelerator.
+
+    Returns:
+        Seconds of a ring, or within a machine those of one step in which every rank reads all
+        others, if less.
+    """
+    ring = estimate_all_reduce_seconds(group, whole_bytes, device)
+    if group.size == 1 or group.count_nodes(device) > 1:
+        return ring
+    bandwidth = device.get_interconnect("node").bandwidth * device.efficiency.links
+    return min(ring, ONE_SHOT_SECONDS + (group.size - 1) * whole_bytes / bandwidth)
 
 
 def estimate_all_to_all_seconds(
@@ -107,11 +161,13 @@ def estimate_send_seconds(sent_bytes: float, device: DeviceProfile, *, distance:
 
 
 def _estimate_ring_latency(group: RankGroup, device: DeviceProfile) -> float:
+    """Return the seconds in which one value passes every member: the ring goes through all ranks
+    of a machine before it leaves it.
+    """
     local, nodes = group.count_ranks_per_node(device), group.count_nodes(device)
-    inside = (local - 1) * device.get_interconnect("node").latency_seconds if local > 1 else 0.0
-    return inside + (
-        (nodes - 1) * device.get_network(group.extent).latency_seconds if nodes > 1 else 0.0
-    )
+    inside = device.get_interconnect("node").latency_seconds if local > 1 else 0.0
+    outside = device.get_network(group.extent).latency_seconds if nodes > 1 else 0.0
+    return nodes * (local - 1) * inside + (nodes - 1) * outside
 
 
 @dataclass(frozen=True)
@@ -136,13 +192,21 @@ def estimate_tensor_parallel_seconds(
     layout, model = bench.layout, bench.model
     if layout.tensor == 1:
         return 0.0
-    volume = bench.shape.num_tokens / layout.context * model.hidden_size * bench.shape.value_bytes
-    one = estimate_all_gather_seconds(RankGroup(layout.tensor), volume, bench.device)
-    # 4 forward, 4 backward, and 2 gathers of inputs for the weight gradients
-    each_layer = 4 * (1 + passes.recomputed) + 6
-    return (
-        each_layer * one * model.num_hidden_layers / pipeline * (1 - bench.software.tensor_overlap)
-    )
+    values = bench.shape.num_tokens / layout.context * model.hidden_size
+    group, size = RankGroup(layout.tensor), float(bench.shape.value_bytes)
+    scatter = estimate_all_gather_seconds(group, values * size, bench.device)
+    gather = estimate_all_gather_seconds(group, values * _count_gathered_bytes(bench), bench.device)
+    # Two of each forward; backward two of each, and 2 gathers of inputs for the weight gradients.
+    scatters = 2 * (1 + passes.recomputed) + 2
+    gathers = scatters + 2
+    seconds = scatters * scatter + gathers * gather
+    return seconds * model.num_hidden_layers / pipeline * (1 - bench.software.tensor_overlap)
+
+
+def _count_gathered_bytes(bench: KernelContext) -> float:
+    """Bytes of one gathered number: of an activation, or of a weight in a block."""
+    is_narrow = bench.software.gathers == "matmul" and bench.matmul_dtype != "compute"
+    return 1.0 if is_narrow else float(bench.shape.value_bytes)
 
 
 def estimate_context_parallel_seconds(
@@ -258,17 +322,19 @@ def estimate_data_parallel_seconds(
     dense, experts = _count_rank_parameters(bench, pipeline)
     # Experts live on shard · context · tensor / expert ranks each.
     sparse = RankGroup(max(1, layout.ranks_per_replica // layout.expert), layout.expert)
-    size = bench.shape.value_bytes
+    size = _count_gathered_bytes(bench)
     repeated = _count_repeated_parameters(bench) if engine.shards_weights else 0.0
+    # A block's weights are one message; buckets of gradients are about as large.
+    blocks = bench.model.num_hidden_layers / pipeline
     gather = estimate_all_gather_seconds(
-        shard, (dense + repeated) * size, device
-    ) + estimate_all_gather_seconds(sparse, experts * size, device)
-    sent = engine.reduced_bytes
+        shard, (dense + repeated) * size, device, blocks
+    ) + estimate_all_gather_seconds(sparse, experts * size, device, blocks)
+    sent = bench.software.gradient_bytes or engine.reduced_bytes
     scatter = estimate_all_gather_seconds(
-        shard, dense * sent, device
-    ) + estimate_all_gather_seconds(sparse, experts * sent, device)
-    local = (dense / shard.size + experts / sparse.size) * 4
-    copies = estimate_all_reduce_seconds(replicate, local, device)
+        shard, dense * sent, device, blocks
+    ) + estimate_all_gather_seconds(sparse, experts * sent, device, blocks)
+    local = (dense / shard.size + experts / sparse.size) * (bench.software.gradient_bytes or 4)
+    copies = estimate_all_reduce_seconds(replicate, local, device, blocks)
     hide = bench.software.data_overlap if engine.overlaps_messages else 0.0
     if engine.shards_weights:
         forward = _compute_exposed_seconds(gather, hide, passes.forward)
@@ -286,6 +352,12 @@ def estimate_data_parallel_seconds(
             + (micro_batches - 1) * _compute_exposed_seconds(again, hide, passes.backward)
             + last
         )
+    if bench.software.owned == "tensors":
+        all_data = RankGroup(shard.size * replicate.size, layout.tensor)
+        scatter = estimate_all_reduce_seconds(all_data, dense * sent, device, blocks)
+        copies = 0.0
+        owners = min(shard.size, _count_tensors(bench.model) / pipeline)
+        gather = estimate_all_gather_seconds(shard, dense * size, device, owners)
     # Whole weights: gradients travel behind the backward of the last micro-batch, or of each, and a
     # step's new weights behind the next forward. An all-reduce is the same two.
     times = micro_batches if engine.reduces_each_micro_batch else 1
@@ -330,14 +402,21 @@ def _count_rank_parameters(bench: KernelContext, pipeline: int) -> tuple[float, 
     """Dense and expert parameters of one stage that a tensor rank, and an expert rank, has to
     itself.
     """
-    rows = list_model_tensors(bench.model)
-    dense = sum(row.num_elements for row in rows if not row.is_routed) / (
-        bench.layout.tensor * pipeline
-    )
-    experts = sum(row.num_elements for row in rows if row.is_routed) / (
-        bench.layout.expert * pipeline
-    )
-    return dense, experts
+    dense, experts = _count_parameters_by_kind(bench.model)
+    return dense / (bench.layout.tensor * pipeline), experts / (bench.layout.expert * pipeline)
+
+
+@lru_cache(maxsize=64)  # a plan asks for those of one model thousands of times
+def _count_parameters_by_kind(model: ModelConfig) -> tuple[int, int]:
+    """Return the parameters outside of experts, and those of experts."""
+    rows = list_model_tensors(model)
+    experts = sum(row.num_elements for row in rows if row.is_routed)
+    return sum(row.num_elements for row in rows) - experts, experts
+
+
+def _count_tensors(model: ModelConfig) -> int:
+    """Tensors of all blocks and of what is outside of them."""
+    return sum(row.num_copies for row in list_model_tensors(model))
 
 
 def _count_repeated_parameters(bench: KernelContext) -> float:

@@ -7,6 +7,7 @@ never stand in for it.
 """
 
 import difflib
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,10 @@ from llmsys.errors import ConfigError, format_choices
 from llmsys.storage.paths import require_local_path
 
 FOLDER = Path(__file__).with_name("devices")
+# Set by `llmsys train` for its ranks: the file of a probe of this machine (launchers/run_probe.py).
+MACHINE_PROFILE = "LLMSYS_MACHINE_PROFILE"
+# The value with which nothing is measured.
+NOT_MEASURED = "none"
 Number = Literal["fp32", "bf16", "fp16", "fp8", "nvfp4"]
 ModelClass = Literal["dense", "moe"]
 
@@ -228,6 +233,16 @@ def load_device_profile(name: str) -> DeviceProfile:
     if not require_local_path(name, "device").is_file():
         raise ConfigError(_format_unknown_device(name))
     return _load_profile(Path(name))
+
+
+def load_machine_profile() -> DeviceProfile | None:
+    """Load the profile that `llmsys train` has measured for this run.
+
+    Returns:
+        The profile of a rank's device; None where nothing was measured, or its file is gone.
+    """
+    file = Path(os.environ.get(MACHINE_PROFILE) or NOT_MEASURED)
+    return load_device_profile(str(file)) if file.is_file() else None
 
 
 @cache

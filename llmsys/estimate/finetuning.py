@@ -19,9 +19,10 @@ from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.run import RunConfig
 from llmsys.config.serving import FinetuneConfig
 from llmsys.errors import ConfigError
+from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.json_output import EstimateOutput, RankMemory
-from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
+from llmsys.estimate.model_tensors import count_parameters, is_head_tied, list_model_tensors
 from llmsys.estimate.serving_memory import estimate_weight_bytes
 from llmsys.estimate.serving_output import FinetuneFlops, FinetuneMemory, FinetuneOutput
 
@@ -98,6 +99,12 @@ def select_trained_part(model: ModelConfig, config: FinetuneConfig) -> TrainedPa
         raise ConfigError(
             "--finetune: needs one stack of blocks with their own weights. Give a decoder or an "
             "encoder."
+        )
+    if model.has_linear_layers:
+        raise ConfigError(
+            "--finetune: layers of linear_attention have products in the backward pass that no "
+            "count of a part has. Leave --finetune out, or use full or sliding attention in all "
+            "layers."
         )
     if not config.rank and config.train == "none":
         raise ConfigError(
@@ -271,7 +278,10 @@ def _count_skipped_gradients(
 
 
 def estimate_finetuning(
-    config: RunConfig, wanted: FinetuneConfig, result: EstimateOutput
+    config: RunConfig,
+    wanted: FinetuneConfig,
+    result: EstimateOutput,
+    device: DeviceProfile | None = None,
 ) -> FinetuneOutput:
     """Estimate a fine-tuning run from the estimate of the full run.
 
@@ -279,6 +289,7 @@ def estimate_finetuning(
         config: resolved config of a run.
         wanted: what is trained.
         result: what `estimate_run`, or `add_costs`, returned for it.
+        device: profile that the result is priced on; None: adapters take no time of their own.
 
     Returns:
         What is trained and its operations; for a run its memory; with a device its time.
@@ -306,7 +317,12 @@ def estimate_finetuning(
         memory = _estimate_memory(model, wanted, part, result.memory, total)
         found = found.model_copy(update={"memory": memory})
     if result.time is not None:
-        speedup = _estimate_speedup(result.time.parts_seconds, work, trained / total)
+        parts = _estimate_parts(config, wanted, part, flops, result.time.parts_seconds)
+        if device is not None:
+            moved = _count_adapter_bytes(config, wanted) / result.time.ranks
+            rate = device.memory_bandwidth * device.efficiency.memory
+            parts["adapters"] = moved / rate * result.time.residual_factor
+        speedup = sum(result.time.parts_seconds.values()) / sum(parts.values())
         seconds = result.time.step_seconds.scale(1 / speedup)
         found = found.model_copy(update={"step_seconds": seconds, "speedup": speedup})
     return found
@@ -344,12 +360,53 @@ def _estimate_memory(
     return FinetuneMemory(state_bytes=kept, peak_bytes=round(peaks[fullest]), peak_instant=fullest)
 
 
-def _estimate_speedup(parts: dict[str, float], work: float, share: float) -> float:
-    """Return the seconds of a full step over those of this one: matmuls by operations, exchanges
-    by what is sent, the optimizer by what it updates.
+# Products of fused attention: two forward, and five backward with the scores again (Dao 2022).
+ATTENTION_PRODUCTS = (2, 5)
+
+
+def _estimate_parts(
+    config: RunConfig,
+    wanted: FinetuneConfig,
+    part: TrainedPart,
+    flops: dict[str, int],
+    full: dict[str, float],
+) -> dict[str, float]:
+    """Return the seconds of each part of a step: matmuls by operations, attention by the blocks
+    that a gradient reaches, exchanges by what is sent, the optimizer by what it updates.
     """
-    factors = dict.fromkeys(parts, 1.0)
-    factors |= {"products": work, "experts": work, "attention": work, "optimizer": share}
-    # Weights are gathered forward and backward, gradients are reduced once.
-    factors["data"] = (2 + share) / 3
-    return sum(parts.values()) / sum(seconds * factors[name] for name, seconds in parts.items())
+    model, batch = config.model, config.batch
+    count = count_flops(model, batch.sequence_length, batch.sequences_per_step, "full")
+    reached = 1 - part.first_block / model.num_hidden_layers
+    # Attention has no weights: its backward is spared where nothing is trained, and nowhere else.
+    scores = count.attention * (1 + 2 * reached)
+    work = (sum(flops.values()) - scores) / (count.forward_backward - 3 * count.attention)
+    forward, backward = ATTENTION_PRODUCTS
+    share = (part.parameters + part.adapters) / count_parameters(model).total
+    factors = {
+        "products": work,
+        "experts": work,
+        "attention": (forward + backward * reached) / (forward + backward),
+        "optimizer": min(1.0, share),
+        # Weights are gathered forward and backward, gradients are reduced once.
+        "data": (2 + min(1.0, share)) / 3,
+    }
+    return {name: seconds * factors.get(name, 1.0) for name, seconds in full.items()}
+
+
+# A product with few channels is as slow as its reads and writes. Of a matrix of I inputs and O
+# outputs, forward: A reads I, B writes O, and the sum with the frozen product reads 2 and writes 1
+# of O. Backward: the gradients of B and of its input read O each, that of A reads I, that of the
+# input of A writes I, and the sum with the frozen one reads 2 and writes 1 of I.
+ADAPTER_READS = 6
+
+
+def _count_adapter_bytes(config: RunConfig, wanted: FinetuneConfig) -> float:
+    """Return the bytes of 16-bit activations that the adapters of a step read and write, on all
+    ranks together.
+    """
+    batch, moe = config.batch, config.model.moe
+    channels = 0.0
+    for row in iter_adapted_rows(config.model, wanted):
+        visits = moe.visits_per_token if row.input == "visit" and moe is not None else 1
+        channels += row.num_copies * visits * (row.shape[-1] + row.shape[-2])
+    return 2 * ADAPTER_READS * channels * batch.sequences_per_step * batch.sequence_length

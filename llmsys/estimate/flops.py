@@ -81,7 +81,7 @@ def iter_recomputed_matrices(
 
 
 def get_recomputed_attention(model: ModelConfig, recompute: Recompute) -> Attention:
-    """Return the matmuls between activations that are recomputed.
+    """Return the matmuls between activations that are recomputed, in layers of `model.attention`.
 
     Under `selective` those that no fused kernel computes: all where scores are capped, of
     self-attention where there are sinks, of queries and distances in Transformer-XL. Dropout inside
@@ -230,6 +230,7 @@ def count_flops(
         )
         repeated += 2 * own if recompute == "full" else 0
         repeated += sequences * _count_recomputed_attention_flops(model, source, target, recompute)
+    solved = 2 * sequences * _count_backward_products(model, length)
     spared = 2 * sum(
         row.num_elements * row.cut_steps * vectors[row.input]
         for row in rows
@@ -237,7 +238,11 @@ def count_flops(
     )
     # the backward runs two products for each one of the forward
     return FlopsCount(
-        convention, sequences * length, forward, 3 * forward - spared + repeated, attention
+        convention,
+        sequences * length,
+        forward,
+        3 * forward - spared + solved + repeated,
+        attention,
     )
 
 
@@ -319,11 +324,45 @@ def _count_recomputed_attention_flops(
 ) -> int:
     """Operations of scores and weighted sums for one sequence that the backward pass repeats."""
     which = get_recomputed_attention(model, recompute)
+    # Layers of linear attention compute what is between projections again, once in the backward
+    # pass and once more in that of a block that runs again.
+    linear = count_linear_flops(model, target.length)
+    linear *= 1 + (recompute in ("full", "selective"))
     if which in ("none", "all"):
-        return sum(_iter_attention_flops(model, source, target)) if which == "all" else 0
+        shared = count_linear_flops(model, target.length)
+        whole = sum(_iter_attention_flops(model, source, target)) - shared
+        return linear + (whole if which == "all" else 0)
     count = _iter_self_attention_flops if which == "self" else _iter_distance_flops
     both = model.family == "encoder_decoder"
-    return sum(count(model, target)) + (sum(count(model.encoder_model, source)) if both else 0)
+    own = sum(count(model, target)) - (
+        count_linear_flops(model, target.length) if which == "self" else 0
+    )
+    return linear + own + (sum(count(model.encoder_model, source)) if both else 0)
+
+
+def count_linear_flops(model: ModelConfig, length: int) -> int:
+    """Count the operations of linear attention between its projections, without solves.
+
+    Args:
+        model: architecture.
+        length: positions of a sequence.
+
+    Returns:
+        Operations of one sequence, forward, over all layers; 0 without such layers.
+    """
+    linear = model.linear_attention
+    if linear is None:
+        return 0
+    layers = [layer for layer in _iter_attention_layers(model) if model.is_linear_layer(layer)]
+    return sum(2 * linear.count_products(model, layer, length, None) for layer in layers)
+
+
+def _count_backward_products(model: ModelConfig, length: int) -> int:
+    """Multiplications of a row in the backward pass alone, over all layers."""
+    return sum(
+        model.get_mixer(layer).count_backward_products(model, length)
+        for layer in _iter_attention_layers(model)
+    )
 
 
 def _iter_self_attention_flops(model: ModelConfig, one: _PackedSequence) -> Iterator[int]:
@@ -336,16 +375,20 @@ def _iter_self_attention_flops(model: ModelConfig, one: _PackedSequence) -> Iter
     for layer in _iter_attention_layers(model):
         documents = one.list_documents()
         products: int | None
-        if isinstance(model.attention, PythonAttentionConfig):
-            products = count_measured_products(model.attention, model, layer, one.length, documents)
+        mixer = model.get_mixer(layer)
+        if isinstance(mixer, PythonAttentionConfig):
+            products = count_measured_products(mixer, model, layer, one.length, documents)
         else:
-            products = model.attention.count_products(model, layer, one.length, documents)
+            products = mixer.count_products(model, layer, one.length, documents)
         yield 2 * (width * _count_pairs(model, layer, one) if products is None else products)
 
 
 def _iter_distance_flops(model: ModelConfig, one: _PackedSequence) -> Iterator[int]:
     # 0 where positions have no matmul.
     for layer in _iter_attention_layers(model):
+        if model.is_linear_layer(layer):
+            yield 0
+            continue
         row = model.attention.fold_row(one.length)
         # The module multiplies each query with all distances and then chooses.
         computed = (row.blocks * row.queries + one.predicted) * _count_distances(model, one)

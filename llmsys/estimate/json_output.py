@@ -99,6 +99,13 @@ class RankMemory(StepMemory):
     activation_bytes_estimated: dict[str, int] = Field(
         description="Parts that a forward pass brings."
     )
+    needed_bytes: PercentileInterval = Field(
+        description="Bytes that the device needs, with those of driver and NCCL."
+    )
+    capacity_bytes: int | None = Field(None, description="With a device: its memory.")
+    fit_probability: float | None = Field(
+        None, description="With a device: probability that the fullest rank fits."
+    )
 
 
 class RunSize(ResultSection):
@@ -136,6 +143,12 @@ class StepSeconds(ResultSection):
     step_seconds: PercentileInterval = Field(description="Seconds of a step.")
     parts_seconds: dict[str, float] = Field(description="Seconds of the P50 by cause.")
     residual_factor: float = Field(description="Fitted factor of the program, part of all seconds.")
+    residual_spread: float = Field(
+        description="Standard deviation of the logarithm of the seconds, that of P10 and P90."
+    )
+    program_spread: float = Field(
+        description="Part of it that is between programs: what is not known of this one."
+    )
     ranks: int = Field(description="Devices.")
     tokens_per_second_per_device: float = Field(description="At the P50.")
     utilisation: Utilisation = Field(description="At the P50.")

@@ -5,6 +5,7 @@ Seconds are those of the forward, for one pass through all blocks of a rank's st
 more the backward takes.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from llmsys.config.module_tensors import ParameterTensor
@@ -48,8 +49,39 @@ class KernelSeconds:
         return 2 * passes + self.attention_backward
 
 
+# A plan asks for the kernels of one micro-batch under every number of replicas, shards and stages.
+MAX_KEPT = 4096
+_kept: dict[tuple[Hashable, ...], tuple[KernelContext, KernelSeconds]] = {}
+
+
 def estimate_kernel_seconds(bench: KernelContext) -> KernelSeconds:
     """The seconds of one micro-batch forward."""
+    layout = bench.layout
+    # Of a layout kernels depend on these axes alone. Objects are told apart by identity, as hashes
+    # of whole sections take longer than what is kept; the context keeps them alive.
+    key = (
+        *(id(one) for one in (bench.model, bench.device, bench.software)),
+        *(layout.tensor, layout.context, layout.ring_size, layout.expert),
+        *(bench.shape, bench.matmul_dtype, bench.expert_matmul_dtype, bench.expert_load),
+    )
+    if (found := _kept.get(key)) is not None:
+        return found[1]
+    if len(_kept) >= MAX_KEPT:
+        _kept.clear()
+    seconds = compute_kernel_seconds(bench)
+    _kept[key] = bench, seconds
+    return seconds
+
+
+def compute_kernel_seconds(bench: KernelContext) -> KernelSeconds:
+    """Compute the seconds of one micro-batch forward.
+
+    Args:
+        bench: model, layout, device, program and micro-batch.
+
+    Returns:
+        Those of each kind of kernel.
+    """
     rows = [
         row
         for row in list_model_tensors(bench.model)

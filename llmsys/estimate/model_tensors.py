@@ -101,11 +101,15 @@ def _iter_stack_tensors(model: ModelConfig) -> Rows:
         yield from model.rnn.iter_parameters(model)
         return
     steps = model.num_hidden_layers // model.num_blocks
-    dense = tuple(layer for layer in range(model.num_blocks) if not model.is_moe_layer(layer))
-    for layers in filter(None, (dense, tuple(model.moe_layers))):
+    kinds: dict[tuple[bool, bool], list[int]] = {}
+    for layer in range(model.num_blocks):
+        kinds.setdefault((model.is_moe_layer(layer), model.is_linear_layer(layer)), []).append(
+            layer
+        )
+    for _, layers in sorted(kinds.items()):
         yield from (
             replace(row, steps=steps * row.steps)
-            for row in _iter_block_tensors(model, "blocks.{i}", layers)
+            for row in _iter_block_tensors(model, "blocks.{i}", tuple(layers))
         )
     if model.recurrence is not None:
         yield from (
@@ -116,13 +120,16 @@ def _iter_stack_tensors(model: ModelConfig) -> Rows:
 
 
 def _iter_block_tensors(model: ModelConfig, name: str, layers: tuple[int, ...]) -> Rows:
-    """Yield the rows of blocks, which are all dense or all have experts; `name` is the prefix of
-    their parameters.
+    """Yield the rows of blocks, which are all dense or all have experts, and all have attention or
+    all linear attention; `name` is the prefix of their parameters.
 
     Blocks that differ in windows or rotation only have the same tensors, so a few rows describe a
     stack.
     """
-    rows = [*_iter_branch_tensors(model, "attention", _iter_attention_tensors(model))]
+    mixer = _iter_attention_tensors(model)
+    if model.linear_attention is not None and model.is_linear_layer(layers[0]):
+        mixer = model.linear_attention.iter_parameters(model)
+    rows = [*_iter_branch_tensors(model, "attention", mixer)]
     if model.family == "encoder_decoder":
         cross = model.attention.cross_attention.iter_projection_parameters(
             model, "cross_attention", keys_input="source"
@@ -238,8 +245,8 @@ class ParameterCounts(ComponentCounts):
 
     `non_embedding` is the total without token embeddings, tables and vectors of positions and token
     types, the head's own matrix and the bias on the logits. `per_layer` has the keys encoder,
-    dense, moe and multi_token_prediction as far as such layers exist; dense and moe are the
-    decoder's in an encoder-decoder.
+    dense, moe, dense_linear, moe_linear (those of linear attention) and multi_token_prediction as
+    far as such layers exist; dense and moe are the decoder's in an encoder-decoder.
     """
 
     per_layer: dict[str, int] = Field(description="Parameters of one layer by its kind.")
@@ -312,7 +319,8 @@ def get_layer_kind(model: ModelConfig, row: ParameterTensor) -> str:
         return "encoder"
     if row.component == "multi_token_prediction":
         return row.component
-    return "moe" if model.is_moe_layer(row.layers[0]) else "dense"
+    kind = "moe" if model.is_moe_layer(row.layers[0]) else "dense"
+    return f"{kind}_linear" if model.is_linear_layer(row.layers[0]) else kind
 
 
 def _apply_textbook_rules(model: ModelConfig, non_embedding: int) -> tuple[TextbookRule, ...]:

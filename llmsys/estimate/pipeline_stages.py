@@ -214,6 +214,11 @@ class LayerCosts:
 
     def _count_scores(self, layer: int) -> int:
         model, causal = self._model, self._model.family != "encoder"
+        if model.linear_attention is not None and model.is_linear_layer(layer):
+            linear, length = model.linear_attention, self._length
+            return linear.count_products(model, layer, length, None) + linear.count_solve_products(
+                length
+            )
         scores = model.attention.build_score_shape(model, 0, is_causal=causal)
         pairs = count_visible_pairs(self._length, model.get_attention_window(layer), causal=causal)
         return scores.heads * (scores.key_channels + scores.value_channels) * pairs

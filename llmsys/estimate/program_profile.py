@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, assert_never
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -30,8 +30,11 @@ from llmsys.storage.paths import require_local_path
 FOLDER = Path(__file__).with_name("programs")
 # Profiles may be built on each other; no shipped one is more than three deep.
 MAX_BASES = 8
-# Who may shard what of a published layout. run: as the config says.
-EngineChoice = Literal["run", "zero1", "fsdp"]
+# The profile of a program that nobody named: rows of such programs tell no factor of their own.
+UNKNOWN_PROGRAM = "unknown"
+# Who may shard what of a published layout. run: as the config says. fsdp_whole: fsdp with gradients
+# that are summed whole over micro-batches.
+EngineChoice = Literal["run", "zero1", "fsdp", "fsdp_whole"]
 
 
 class ProgramFit(Section):
@@ -47,6 +50,12 @@ class ProgramFit(Section):
         ge=0,
         description="Standard deviation of the logarithm of measured / modelled; none: that of "
         "the class.",
+    )
+    between: float | None = Field(
+        None,
+        ge=0,
+        description="Part of the spread that is between programs, and remains unknown of this one; "
+        "none: that of the class.",
     )
     rows: tuple[str, ...] = Field(description="Published rows that the factor was fitted on.")
     held_out_error: float | None = Field(
@@ -76,7 +85,8 @@ class ProgramProfile(Section):
     pipelined_memory: dict[str, str] = Field({}, description="Further ones under a pipeline.")
     engine: EngineChoice = Field(
         "run",
-        description="Sharding without a pipeline: fsdp, zero1, or run: engine.kind of the config.",
+        description="Sharding without a pipeline: fsdp, fsdp_whole, zero1, or run: engine.kind of "
+        "the config.",
     )
     pipelined_engine: EngineChoice = Field("run", description="Sharding under a pipeline.")
     fit: dict[ModelClass, ProgramFit] = Field(
@@ -127,10 +137,17 @@ class ProgramProfile(Section):
     def select_engine(self, config: RunConfig, stages: int) -> EngineConfig:
         """Return the engine section that shards as the program does."""
         choice = self.pipelined_engine if stages > 1 else self.engine
-        if choice == "run":
-            return config.engine
-        fsdp = TorchEngineConfig(data_parallel="fsdp")
-        return fsdp if choice == "fsdp" else DeepSpeedEngineConfig(zero_stage=1)
+        match choice:
+            case "run":
+                return config.engine
+            case "zero1":
+                return DeepSpeedEngineConfig(zero_stage=1)
+            case "fsdp":
+                return TorchEngineConfig(data_parallel="fsdp")
+            case "fsdp_whole":
+                return TorchEngineConfig(data_parallel="fsdp", gradient_accumulation="whole")
+            case unreachable:
+                assert_never(unreachable)
 
 
 def find_memory_violations(key: str, values: Mapping[str, str]) -> Iterator[Violation]:

@@ -368,18 +368,20 @@ def count_gathered_weights(
         ),
         default=0,
     )
-    sizes: dict[tuple[str, int], BlockWeights] = {}
+    sums: dict[tuple[str, int], list[int]] = {}
     for row in filter(is_in_block, rows):
         full = count_full_elements(row, layout, model)
         padded = max(full, count_local_elements(row, layout, model) * count_shards(row, layout))
         staged = full if is_split_inside(row, layout) else 0
         experts = padded if row.is_routed and layout.expert * layout.tensor > 1 else 0
+        prefix = row.name.partition("{i}")[0]
         for layer in row.layers:
-            place = (row.name.partition("{i}")[0], layer)
-            one = sizes.get(place, BlockWeights())
-            sizes[place] = BlockWeights(
-                one[0] + full, one[1] + padded, one[2] + staged, one[3] + experts
-            )
+            one = sums.setdefault((prefix, layer), [0, 0, 0, 0])
+            one[0] += full
+            one[1] += padded
+            one[2] += staged
+            one[3] += experts
+    sizes = {place: BlockWeights(*one) for place, one in sums.items()}
     blocks = sum(one.full for one in sizes.values())
     largest = max(sizes.values(), default=BlockWeights())
     return GatheredWeights(root, head, largest, blocks, root + blocks, max(root, travelling), sizes)

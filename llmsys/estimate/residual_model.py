@@ -34,6 +34,11 @@ class ResidualModel(Section):
         description="Measured / estimated time: weighted mean of the rows, of runs their median.",
     )
     spread: float = Field(ge=0, description="Standard deviation of its natural logarithm.")
+    between: float = Field(
+        0.0,
+        ge=0,
+        description="Part of the spread that is between programs: what is not known of this one.",
+    )
     rows: tuple[str, ...] = Field(description="Published rows used for calibration.")
 
     def compute_interval(self, modelled: float) -> PercentileInterval:
@@ -87,7 +92,8 @@ def get_residual(
     found = load_residuals().moe if model.moe is not None else load_residuals().dense
     if program is not None and (fit := program.fit.get(name)) is not None:
         spread = found.spread if fit.spread is None else fit.spread
-        return ResidualModel(factor=fit.factor, spread=spread, rows=fit.rows)
+        between = found.between if fit.between is None else fit.between
+        return ResidualModel(factor=fit.factor, spread=spread, between=between, rows=fit.rows)
     return found
 
 

@@ -8,6 +8,7 @@ best rate of their kind, bytes at that of the memory, and one launch.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from llmsys.config.linear_attention import GatedDeltaConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.python_blocks import PythonAttentionConfig
@@ -106,18 +107,17 @@ def _count_rows(
 def _build_attention_kernel(
     model: ModelConfig, device: DeviceProfile, sequences: int, length: int, tensor: int
 ) -> LayerKernel:
-    scores = model.attention.build_score_shape(model, length, is_causal=model.family != "encoder")
-    window = model.get_attention_window(model.num_hidden_layers - 1)
+    last = model.num_hidden_layers - 1
+    mixer = model.get_mixer(last)
+    scores = mixer.build_score_shape(model, length, is_causal=model.family != "encoder")
+    window = model.get_attention_window(last)
     pairs = sequences * count_visible_pairs(length, window, causal=scores.is_causal)
     flops = 2 * pairs * scores.heads * (scores.key_channels + scores.value_channels) / tensor
-    if isinstance(model.attention, PythonAttentionConfig):
-        flops = (
-            2
-            * sequences
-            * count_measured_products(
-                model.attention, model, model.num_hidden_layers - 1, length, None
-            )
-        )
+    if isinstance(mixer, PythonAttentionConfig):
+        flops = 2 * sequences * count_measured_products(mixer, model, last, length, None)
+    elif isinstance(mixer, GatedDeltaConfig):
+        products = mixer.count_products(model, last, length, None)
+        flops = 2 * sequences * (products + mixer.count_solve_products(length))
     queries = scores.heads * (scores.key_channels + scores.value_channels)
     keys = scores.key_value_heads * (scores.key_channels + scores.value_channels)
     moved = VALUE_BYTES * sequences * length * (queries + keys) / tensor

@@ -7,7 +7,7 @@ left out.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
@@ -26,6 +26,7 @@ from llmsys.estimate.json_output import (
     StepFlops,
     TensorCount,
 )
+from llmsys.estimate.memory_residual import get_memory_residual
 from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
 from llmsys.estimate.peak_memory import estimate_activation_bytes, estimate_peak_memory
 from llmsys.estimate.rank_parameters import PipelineStage, list_pipeline_stages
@@ -89,7 +90,9 @@ def estimate_run(
         parameters=count_parameters(config.model),
         batch=_build_batch_size(config, documents),
         flops=_build_step_flops(config, documents),
-        memory=None if model_only else _build_rank_memory(config, planned, expert_load, layout),
+        memory=None
+        if model_only
+        else _build_rank_memory(config, planned, expert_load, layout, device),
         run=_build_run_size(config, documents) if has_budget and not model_only else None,
         precision=precision,
         unknown=dict.fromkeys(("time", "money", "energy"), NO_DEVICE),
@@ -186,6 +189,7 @@ def _build_rank_memory(
     planned: "ProgramRun | None",
     expert_load: float,
     named: ParallelLayout | None,
+    device: "DeviceProfile | None",
 ) -> RankMemory:
     layout = (named or resolve_planned_layout(config)) if planned is None else planned.layout
     stages: Sequence[PipelineStage] = ()
@@ -209,13 +213,24 @@ def _build_rank_memory(
     state = compute_state_bytes(config, layout, rows, system)
     activations = estimate_activation_bytes(config, layout, system)
     pipeline = {} if planned is None or planned.pipeline == 1 else {"pipeline": planned.pipeline}
+    memory = estimate_peak_memory(config, layout, system=system)
+    ranks = layout.world_size if planned is None else planned.num_ranks
+    residual = get_memory_residual(ranks, None if planned is None else planned.program)
+    fit: dict[str, Any] = {}
+    if device is not None:
+        fit = {
+            "capacity_bytes": int(device.memory_bytes),
+            "fit_probability": residual.compute_fit_probability(memory, device.memory_bytes),
+        }
     return RankMemory(
-        ranks=layout.world_size if planned is None else planned.num_ranks,
+        ranks=ranks,
         layout=layout.to_settings() | pipeline,
         engine=config.engine.model_dump(),
         state_bytes={**asdict(state), "total": state.total},
         activation_bytes_estimated={**asdict(activations), "total": activations.total},
-        **dict(estimate_peak_memory(config, layout, system=system).to_output()),
+        needed_bytes=residual.compute_interval(memory),
+        **fit,
+        **dict(memory.to_output()),
     )
 
 

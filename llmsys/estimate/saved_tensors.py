@@ -112,6 +112,15 @@ def iter_attention_tensors(
             "attention projection", model, shape, is_saved=is_output_saved
         )
         return
+    if model.linear_attention is not None and model.is_linear_layer(layer):
+        linear = model.linear_attention
+        scores = linear.build_score_shape(model, shape.length, is_causal=True)
+        options = dict.fromkeys(("is_rotated", "are_queries_saved", "are_keys_saved"), False)
+        yield from linear.iter_saved_tensors(model, scores, shape, **options)
+        yield from iter_output_projection(
+            "attention projection", model, shape, is_saved=is_output_saved
+        )
+        return
     # Both streams of XLNet see the keys of the first.
     keys = shape.source if model.head.kind == "permutation" else shape.length
     scores = model.attention.build_score_shape(model, keys, is_causal=model.family != "encoder")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from llmsys.config.model import ModelConfig
 from llmsys.config.serving import ServingConfig
 from llmsys.estimate.cluster_costs import ClusterCosts
-from llmsys.estimate.communication_time import RankGroup, estimate_all_reduce_seconds
+from llmsys.estimate.communication_time import RankGroup, estimate_small_all_reduce_seconds
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.model_tensors import count_active_elements, is_head_tied, list_model_tensors
@@ -69,7 +69,7 @@ class ServingBench:
         if self.gpus == 1:
             return seconds
         group = RankGroup(self.gpus, 1)
-        return seconds + 2 * blocks * estimate_all_reduce_seconds(
+        return seconds + 2 * blocks * estimate_small_all_reduce_seconds(
             group, 2 * tokens * model.hidden_size, self.device
         )
 

@@ -61,6 +61,12 @@ def check_served_model(model: ModelConfig, config: ServingConfig, gpus: int) -> 
             f"--serve: family={model.family} generates no tokens. Give a decoder or an "
             "encoder-decoder."
         )
+    if model.linear_attention is not None:
+        raise ConfigError(
+            f"--serve: linear_attention.kind={model.linear_attention.kind} keeps a state of "
+            "fixed size, which a serving estimate does not count. Leave --serve out, or use full "
+            "or sliding attention in all layers."
+        )
     if model.rnn is not None or model.attention.kind not in ("multi_head", "latent"):
         kind = model.attention.kind if model.rnn is None else model.rnn.kind
         raise ConfigError(

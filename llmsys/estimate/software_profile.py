@@ -227,6 +227,22 @@ class SoftwareProfile(Section):
         le=1,
         description="Share of tensor-parallel communication that overlaps with compute.",
     )
+    gradient_bytes: Literal[0, 2, 4] = Field(
+        0,
+        description="Bytes of an element of the messages in which gradients are summed. 0: those "
+        "of the engine.",
+    )
+    owned: Literal["slices", "tensors"] = Field(
+        "slices",
+        description="What a rank updates under ZeRO-1. slices: an equal part of all parameters, "
+        "which is scattered to it and gathered again. tensors: whole tensors, so gradients are "
+        "all-reduced, and every rank broadcasts its own new weights in a message.",
+    )
+    gathers: Literal["compute", "matmul"] = Field(
+        "compute",
+        description="Number type of what tensor parallelism and sharding gather. matmul: that of "
+        "the inputs of matmuls, 8 bits where these are.",
+    )
     expert_overlap: float = Field(
         0.0,
         ge=0,

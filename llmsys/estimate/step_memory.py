@@ -4,10 +4,11 @@ then.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 
 from llmsys.config.engine import TorchEngineConfig
+from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ActivationShape, ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
@@ -59,6 +60,40 @@ from llmsys.estimate.state_memory import (
 # Calibrated, see README.md.
 ALLOCATOR_SLACK, PIPELINE_SLACK = 0.04, 0.12
 SAVED = "activations saved by blocks"
+
+
+class _StageWeights:
+    """Counts of the weights of a stage on one rank, which depend neither on the micro-batch nor on
+    what is recomputed: a plan asks for the same ones again.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        layout: ParallelLayout,
+        system: MemoryProfile,
+        stage: PipelineStage,
+    ) -> None:
+        self._model, self._layout = model, layout
+        self.rows = list(stage.iter_parameters(model))
+        self.gathered = count_gathered_weights(model, layout, self.rows, system)
+        self._branches: dict[tuple[tuple[str, int], tuple[int, int]], int] = {}
+
+    def count_branch(self, place: tuple[str, int], part: tuple[int, int]) -> int:
+        """Return the elements of the branches of a block whose backward is not over."""
+        key = place, part
+        if key not in self._branches:
+            self._branches[key] = count_branch_elements(
+                self.rows, place, part, self._layout, self._model
+            )
+        return self._branches[key]
+
+
+@lru_cache(maxsize=64)
+def _count_stage_weights(
+    model: ModelConfig, layout: ParallelLayout, system: MemoryProfile, stage: PipelineStage
+) -> _StageWeights:
+    return _StageWeights(model, layout, system, stage)
 
 
 @dataclass(frozen=True)
@@ -176,18 +211,20 @@ class StepMemory:
         return MemorySnapshot(name, tuple(items))
 
     @cached_property
+    def _weights(self) -> _StageWeights:
+        return _count_stage_weights(self.config.model, self.layout, self.system, self.stage)
+
+    @property
     def _parameter_tensors(self) -> list[ParameterTensor]:
-        return list(self.stage.iter_parameters(self.config.model))
+        return self._weights.rows
 
     @cached_property
     def _state_bytes(self) -> StateBytes:
         return compute_state_bytes(self.config, self.layout, self._parameter_tensors, self.system)
 
-    @cached_property
+    @property
     def _gathered_weights(self) -> GatheredWeights:
-        return count_gathered_weights(
-            self.config.model, self.layout, self._parameter_tensors, self.system
-        )
+        return self._weights.gathered
 
     @cached_property
     def _activation_shape(self) -> ActivationShape:
@@ -426,9 +463,7 @@ class StepMemory:
             len(kind.branches),
         )
         place = (kind.prefix, self._select_layer(kind))
-        weights = count_branch_elements(
-            self._parameter_tensors, place, (over, count), self.layout, self.config.model
-        )
+        weights = self._weights.count_branch(place, (over, count))
         held = list_branch_activations(
             self.config.model,
             self._activation_shape,

@@ -44,7 +44,7 @@ from llmsys.estimate.local_copies import estimate_local_copy_seconds
 from llmsys.estimate.optimizer_time import estimate_optimizer_seconds
 from llmsys.estimate.percentile_interval import PercentileInterval
 from llmsys.estimate.program_profile import ProgramProfile, load_own_program
-from llmsys.estimate.residual_model import get_residual
+from llmsys.estimate.residual_model import ResidualModel, get_residual
 from llmsys.estimate.software_profile import resolve_compile_for_profile, resolve_for_profile
 
 
@@ -55,7 +55,8 @@ class StepTime:
 
     `mfu` counts the operations of a model whose attention is causal-exact, once forward and twice
     backward (MFU); `full_mfu` all of s² (Chowdhery 2022, appendix B); `hfu` also what is
-    computed again (HFU). `factor` is the calibrated residual that is in `seconds` and `parts`.
+    computed again (HFU). `factor` is the calibrated residual that is in `seconds` and `parts`,
+    `spread` the standard deviation of their logarithm, and `between` its part between programs.
     """
 
     seconds: PercentileInterval
@@ -66,6 +67,8 @@ class StepTime:
     full_mfu: float
     hfu: float
     factor: float
+    spread: float = 0.0
+    between: float = 0.0
 
     @property
     def tokens_per_second_per_device(self) -> float:
@@ -78,6 +81,8 @@ class StepTime:
             step_seconds=self.seconds,
             parts_seconds=self.parts,
             residual_factor=self.factor,
+            residual_spread=self.spread,
+            program_spread=self.between,
             ranks=self.ranks,
             tokens_per_second_per_device=self.tokens_per_second_per_device,
             utilisation=Utilisation(
@@ -139,10 +144,10 @@ def estimate_step_time(
     engine = DeepSpeedEngineConfig(zero_stage=1) if is_whole else config.engine
     parts = _estimate_part_seconds(config, engine, bench, work, micro_batches, pipeline, interleave)
     ranks = layout.ranks_per_stage * pipeline
-    factor = get_residual("step", config.model, device, program)
-    seconds = factor.compute_interval(sum(parts.values()))
-    parts = {name: value * factor.factor for name, value in parts.items()}
-    return _build_step_time(config, device, bench, work, seconds, parts, ranks, factor.factor)
+    residual = get_residual("step", config.model, device, program)
+    seconds = residual.compute_interval(sum(parts.values()))
+    parts = {name: value * residual.factor for name, value in parts.items()}
+    return _build_step_time(config, device, bench, work, seconds, parts, ranks, residual)
 
 
 def compute_micro_sequences(config: RunConfig, layout: ParallelLayout) -> float:
@@ -290,7 +295,7 @@ def _build_step_time(
     seconds: PercentileInterval,
     parts: dict[str, float],
     ranks: int,
-    factor: float,
+    residual: ResidualModel,
 ) -> StepTime:
     source, length = config.sequence_lengths
     sequences = config.batch.sequences_per_step
@@ -315,5 +320,7 @@ def _build_step_time(
         mfu=causal.forward_backward / possible,
         full_mfu=full.forward_backward / possible,
         hfu=(causal.forward_backward + again) / possible,
-        factor=factor,
+        factor=residual.factor,
+        spread=residual.spread,
+        between=residual.between,
     )

@@ -6,6 +6,7 @@ know.
 """
 
 from collections.abc import Iterable, Iterator
+from math import exp, sqrt
 
 from llmsys.estimate.json_output import (
     BatchSize,
@@ -13,8 +14,10 @@ from llmsys.estimate.json_output import (
     RunEnergy,
     RunMoney,
     RunTime,
+    StepPrice,
     TensorCount,
 )
+from llmsys.estimate.memory_residual import format_fit_probability
 from llmsys.estimate.percentile_interval import PercentileInterval
 
 
@@ -25,6 +28,7 @@ def iter_cost_lines(result: EstimateOutput) -> Iterator[str]:
     used = time.utilisation
     yield ""
     yield f"on {time.ranks} × {time.device}; P50 (P10 to P90)"
+    yield _format_text_row("program", time.program, _describe_spread(time))
     yield _format_text_row("seconds per step", _format_interval(time.step_seconds), "")
     whole = time.step_seconds.p50
     for name, seconds in sorted(time.parts_seconds.items(), key=lambda one: -one[1]):
@@ -44,6 +48,22 @@ def iter_cost_lines(result: EstimateOutput) -> Iterator[str]:
         yield from _iter_run_cost_lines(time.run, result.money, result.energy)
 
 
+def _describe_spread(time: StepPrice) -> str:
+    """Return how far steps of this program are from the estimate: around the program, and how far
+    programs are from each other.
+    """
+    within = sqrt(max(0.0, time.residual_spread**2 - time.program_spread**2))
+    whole, own, between = (
+        f"{exp(one) - 1:.0%}" for one in (time.residual_spread, within, time.program_spread)
+    )
+    return f"deviation {whole}: {own} within a program, {between} between programs"
+
+
+# The median error of P50 on whole runs that nothing was fitted on is that of one utilisation for
+# all of them (docs/measurements/estimate.md).
+WHOLE_RUN_NOTE = "no surer than a constant utilisation: fit your own runs with llmsys reconcile"
+
+
 def _iter_run_cost_lines(run: RunTime, money: RunMoney, energy: RunEnergy | None) -> Iterator[str]:
     minutes, failures = run.checkpoint_every_seconds / 60, run.failures_per_day
     yield _format_text_row(
@@ -56,7 +76,12 @@ def _iter_run_cost_lines(run: RunTime, money: RunMoney, energy: RunEnergy | None
         f"{run.utilisation_model_causal:.1%}",
         "including time lost outside of steps",
     )
-    yield _format_text_row("hours", _format_interval(run.hours), "")
+    yield _format_text_row("hours", _format_interval(run.hours), WHOLE_RUN_NOTE)
+    yield _format_text_row(
+        "  factor of runs",
+        f"{run.residual_factor:.4g}",
+        "published hours over those of steps, checkpoints and restarts",
+    )
     yield _format_text_row("accelerator-hours", _format_interval(money.accelerator_hours), "")
     yield _format_text_row(
         money.currency,
@@ -193,6 +218,12 @@ def _iter_memory_lines(result: EstimateOutput) -> Iterator[str]:
     items = next(one.items for one in memory.instants if one.name == memory.peak_instant)
     for name, size in sorted(items.items(), key=lambda item: -item[1])[:6]:
         yield _format_count_row(f"  {name}", size, format_gib(size))
+    needed, driver = memory.needed_bytes, format_gib(memory.driver_bytes)
+    interval = f"{needed.p50 / 2**30:.1f} ({needed.p10 / 2**30:.1f} to {needed.p90 / 2**30:.1f})"
+    yield _format_text_row("GiB with the driver", interval, f"P50 (P10 to P90); driver {driver}")
+    if memory.capacity_bytes is not None and memory.fit_probability is not None:
+        verdict = format_fit_probability(memory.fit_probability)
+        yield _format_text_row("", verdict, f"on a device of {format_gib(memory.capacity_bytes)}")
 
 
 def _iter_run_lines(result: EstimateOutput) -> Iterator[str]:

@@ -96,15 +96,14 @@ class CountedModel:
         return sum(2 * term.count_products(length, source, full=full) for term in self.attention)
 
 
-def count_scan(elements: int, kind: Literal["selective", "dual", "delta"]) -> int:
+def count_scan(elements: int, kind: Literal["selective", "dual"]) -> int:
     """Return the operations of a recurrence for one token, in its recurrent form, which no kernel
     undercuts.
 
     Args:
         elements: numbers in the state of one layer.
         kind: selective: Mamba's scan (9 per element: the decay, the input, the sum and the
-            read-out); dual: Mamba-2's with one decay per head (7, as Megatron counts); delta: the
-            gated delta rule (7: decay, two products with the state, one outer product).
+            read-out); dual: Mamba-2's with one decay per head (7, as Megatron counts).
 
     Returns:
         Operations of the forward pass.

@@ -144,21 +144,6 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
         "use_mamba_kernels use_mambapy use_associative_scan num_logits_to_keep "
         "mamba_inner_layernorms calc_logits_for_entire_prompt",
     ),
-    "qwen3_next": CountedFamily(
-        hybrid.build_qwen3_next,
-        _DECODER | {
-            "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
-            "max_position_embeddings": 32768,
-            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-            "linear_num_key_heads": 16, "linear_num_value_heads": 32, "decoder_sparse_step": 1,
-            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-            "num_experts_per_tok": 10,
-            "num_experts": 512, "mlp_only_layers": None, "full_attention_interval": None,
-        },
-        "norm_topk_prob",
-    ),
     "nemotron_h": CountedFamily(
         hybrid.build_nemotron_h,
         {

@@ -1,4 +1,4 @@
-"""State-space models and hybrids: mamba, mamba2, jamba, qwen3_next, nemotron_h.
+"""State-space models and hybrids: mamba, mamba2, jamba, nemotron_h.
 
 Each `build_` function takes a reader whose defaults are those of transformers' config class.
 """
@@ -15,11 +15,9 @@ from llmsys.estimate.counted.counted_model import (
 from llmsys.estimate.counted.dense_families import iter_tables
 from llmsys.estimate.counted.layer_parts import (
     AttentionSizes,
-    DeltaRuleSizes,
     DualScanSizes,
     SelectiveScanSizes,
     iter_attention,
-    iter_delta_rule,
     iter_dual_scan,
     iter_experts,
     iter_feed_forward,
@@ -159,71 +157,6 @@ def _select_layers(fields: ConfigJsonReader, layers: int, name: str) -> list[int
             f"{name}_layer_offset", f"{offset} is not below {name}_layer_period={period}."
         )
     return [layer for layer in range(layers) if layer % period == offset]
-
-
-def build_qwen3_next(fields: ConfigJsonReader) -> CountedModel:
-    """Return Qwen3-Next: gated delta nets, gated attention in every fourth layer, experts with a
-    shared one.
-    """
-    hidden, layers = read_size(fields, "hidden_size"), read_size(fields, "num_hidden_layers")
-    heads, pairs, width = read_heads(fields, hidden)
-    bias = fields.read_bool("attention_bias")
-    attention = AttentionSizes(hidden, heads, pairs, width, bias, bias, "head", gate=True)
-    delta = DeltaRuleSizes(
-        hidden,
-        read_size(fields, "linear_num_key_heads"),
-        read_size(fields, "linear_key_head_dim"),
-        read_size(fields, "linear_num_value_heads"),
-        read_size(fields, "linear_value_head_dim"),
-        read_size(fields, "linear_conv_kernel_dim"),
-    )
-    interval = fields.read_optional_int("full_attention_interval") or 4
-    kinds = fields.read_str_list("layer_types") or [
-        "linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)
-    ]
-    _check_kinds(fields, "layer_types", kinds, ("full_attention", "linear_attention"), layers)
-    attends = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
-    recurs = [i for i, kind in enumerate(kinds) if kind == "linear_attention"]
-    experts, every = fields.read_int("num_experts"), read_size(fields, "decoder_sparse_step")
-    plain = fields.read_int_list("mlp_only_layers")
-    sparse = [i for i in range(layers) if experts > 0 and (i + 1) % every == 0 and i not in plain]
-    shared = read_size(fields, "shared_expert_intermediate_size")
-    experts = max(1, experts)
-    mixture = [
-        *iter_router("layers.{i}.mlp", experts, hidden),
-        *iter_experts(
-            "layers.{i}.mlp", experts, hidden, read_size(fields, "moe_intermediate_size")
-        ),
-        *iter_feed_forward(
-            "layers.{i}.mlp.shared_expert", hidden, shared, component="shared_experts"
-        ),
-        *iter_linear_parameters(
-            "layers.{i}.mlp.shared_expert_gate", 1, hidden, False, "shared_experts"
-        ),
-    ]
-    dense = iter_feed_forward("layers.{i}.mlp", hidden, read_size(fields, "intermediate_size"))
-    rows, tied = _read_tables(fields, hidden)
-    norms = [
-        row
-        for n in ("input", "post_attention")
-        for row in iter_norm(f"layers.{{i}}.{n}_layernorm", hidden)
-    ]
-    rows += [
-        *place_rows(iter_attention("layers.{i}.self_attn", attention), attends),
-        *place_rows(iter_delta_rule("layers.{i}.linear_attn", delta), recurs),
-        *place_rows(mixture, sparse),
-        *place_rows(dense, [i for i in range(layers) if i not in sparse]),
-        *place_rows(norms, range(layers)),
-        *iter_norm("norm", hidden),
-    ]
-    terms = (AttentionTerm(len(attends), attention.products),)
-    state = delta.value_heads * delta.key_width * delta.value_width
-    work = len(recurs) * count_scan(state, "delta")
-    visits, longest = (
-        read_size(fields, "num_experts_per_tok"),
-        fields.read_optional_int("max_position_embeddings"),
-    )
-    return CountedModel("qwen3_next", tuple(rows), terms, tied, experts, visits, work, longest)
 
 
 # Letters of hybrid_override_pattern, and older names of the same kinds.

@@ -13,9 +13,7 @@ Rows = Iterator[ParameterTensor]
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """Sizes of grouped-query attention. `gate`: queries come with as many channels that gate the
-    output.
-    """
+    """Sizes of grouped-query attention."""
 
     hidden: int
     heads: int
@@ -24,7 +22,6 @@ class AttentionSizes:
     bias: bool = False
     output_bias: bool = False
     qk_norm: Literal["none", "head", "full", "per_head"] = "none"
-    gate: bool = False
 
     @property
     def products(self) -> int:
@@ -35,7 +32,7 @@ class AttentionSizes:
 def iter_attention(name: str, sizes: AttentionSizes) -> Rows:
     """Yield queries, keys, values, output, and the norms of queries and keys."""
     queries, pairs = sizes.heads * sizes.width, sizes.pairs * sizes.width
-    outputs = {"q_proj": queries * (2 if sizes.gate else 1), "k_proj": pairs, "v_proj": pairs}
+    outputs = {"q_proj": queries, "k_proj": pairs, "v_proj": pairs}
     for part, width in outputs.items():
         yield from iter_linear_parameters(
             f"{name}.{part}", width, sizes.hidden, sizes.bias, "attention"
@@ -168,31 +165,3 @@ def iter_dual_scan(name: str, sizes: DualScanSizes) -> Rows:
     yield from iter_linear_parameters(
         f"{name}.out_proj", sizes.hidden, sizes.inner, sizes.bias, "recurrent"
     )
-
-
-@dataclass(frozen=True)
-class DeltaRuleSizes:
-    """Sizes of a gated delta net (Yang 2024)."""
-
-    hidden: int
-    key_heads: int
-    key_width: int
-    value_heads: int
-    value_width: int
-    kernel: int
-
-
-def iter_delta_rule(name: str, sizes: DeltaRuleSizes) -> Rows:
-    """Yield the tensors of a gated delta net, as Qwen3-Next has them."""
-    keys, values = sizes.key_heads * sizes.key_width, sizes.value_heads * sizes.value_width
-    for part in ("dt_bias", "A_log"):
-        yield ParameterTensor(f"{name}.{part}", (sizes.value_heads,), "recurrent")
-    yield from iter_convolution(f"{name}.conv1d", 2 * keys + values, sizes.kernel, bias=False)
-    yield from iter_linear_parameters(
-        f"{name}.in_proj_qkvz", 2 * keys + 2 * values, sizes.hidden, False, "recurrent"
-    )
-    yield from iter_linear_parameters(
-        f"{name}.in_proj_ba", 2 * sizes.value_heads, sizes.hidden, False, "recurrent"
-    )
-    yield from iter_norm(f"{name}.norm", sizes.value_width)
-    yield from iter_linear_parameters(f"{name}.out_proj", sizes.hidden, values, False, "recurrent")

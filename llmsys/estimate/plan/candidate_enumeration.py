@@ -1,16 +1,18 @@
 """The combinations of axes that a plan looks at; which of them are legal is the config's to say."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from llmsys.config.combinations import find_refused_combinations
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
+from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.estimate.data_parallel_choice import MAX_PLAIN_RANKS
-from llmsys.estimate.plan.layout_candidate import LayoutCandidate, PlanTarget
+from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.plan.layout_candidate import CHOSEN_SETTINGS, LayoutCandidate, PlanTarget
 
 # Positions of each rank from which a plan tries a ring: below, messages outlast the products of a
 # step.
@@ -32,6 +34,59 @@ def iter_candidates(
     for engine in engines:
         for pipeline in list_pipelines(config, place, engine):
             yield from _iter_stage_candidates(config, place, engine, pipeline)
+
+
+def uses_whole_gradients(engine: EngineConfig) -> bool:
+    """Return whether gradients of micro-batches are summed before they are sharded.
+
+    Args:
+        engine: engine section.
+    """
+    return (
+        isinstance(engine, TorchEngineConfig)
+        and engine.is_fsdp
+        and engine.gradient_accumulation == "whole"
+    )
+
+
+@dataclass(frozen=True)
+class _WholeGradients:
+    """Bytes of unsharded float32 gradients of a model: of its experts and of all else."""
+
+    experts: int
+    others: int
+
+    @classmethod
+    def from_model(cls, model: ModelConfig) -> "_WholeGradients":
+        counts = count_parameters(model)
+        experts = counts.by_component.get("experts", 0)
+        return cls(4 * experts, 4 * (counts.total - experts))
+
+    def compute(self, tensor: int, expert: int, pipeline: int) -> float:
+        """Bytes of the mean rank; no rank of the fullest stage has fewer."""
+        ranks = tensor * pipeline
+        return self.others / ranks + self.experts / (expert * pipeline)
+
+
+def list_engines(config: RunConfig, offered: tuple[EngineConfig, ...]) -> tuple[EngineConfig, ...]:
+    """Return the engines to search: those of the kind that the config names, with its other
+    settings; all where it names none.
+    """
+    named = "engine" in config.model_fields_set
+    if not named:
+        return offered
+    mine = config.engine
+    found = [_merge_engine(mine, one) for one in offered if one.kind == mine.kind]
+    return tuple(dict.fromkeys(found))
+
+
+def _merge_engine(mine: EngineConfig, offered: EngineConfig) -> EngineConfig:
+    """Return the config's engine with what the plan chooses; a policy of accumulation that
+    somebody wrote down is theirs.
+    """
+    kept = mine.model_fields_set & {"gradient_accumulation"}
+    chosen = [name for name in CHOSEN_SETTINGS[offered.kind] if name not in kept]
+    return mine.model_copy(update={name: getattr(offered, name) for name in chosen})
 
 
 def list_pipelines(config: RunConfig, place: PlanTarget, engine: EngineConfig) -> list[int]:
@@ -56,6 +111,10 @@ def _iter_stage_candidates(
 ) -> Iterator[LayoutCandidate]:
     """Yield the layouts of the ranks of one stage."""
     world, model = place.cluster.devices // pipeline, config.model
+    # Where somebody wrote the policy down, no other one is tried instead.
+    is_given = "gradient_accumulation" in config.engine.model_fields_set
+    is_whole = uses_whole_gradients(engine) and not is_given
+    whole_bytes = _WholeGradients.from_model(model) if is_whole else _WholeGradients(0, 0)
     experts = [1] if model.moe is None else list_divisors(model.moe.num_experts)
     for tensor in list_divisors(world):
         if tensor > min(place.device.node_devices, model.num_attention_heads):
@@ -78,6 +137,13 @@ def _iter_stage_candidates(
                 share = max(1, config.batch.sequences_per_step // (replicate * shard))
                 for expert in experts:
                     if (shard * context * tensor) % expert == 0:
+                        if is_whole and not (
+                            shard * context > 1
+                            and share > 1
+                            and whole_bytes.compute(tensor, expert, pipeline)
+                            < place.device.memory_bytes
+                        ):
+                            continue
                         axes = replicate, shard, context, tensor, expert
                         one = LayoutCandidate(engine, *axes, "none", share, pipeline=pipeline)
                         yield from (

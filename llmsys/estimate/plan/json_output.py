@@ -16,6 +16,8 @@ class LayoutPrice(ResultSection):
     utilisation: float = Field(description="Model FLOPs with causal attention over the peak.")
     peak_bytes: int = Field(description="Most bytes of the fullest rank.")
     driver_bytes: int = Field(description="Bytes that come on top.")
+    needed_bytes: PercentileInterval = Field(description="Both together, with their error.")
+    fit_probability: float = Field(description="Probability that the fullest rank fits.")
     peak_instant: str = Field(description="When.")
 
 
@@ -28,6 +30,13 @@ class PricedLayout(LayoutPrice):
     recompute: str = Field(description="As `train.activation_checkpoint`.")
     micro_sequences: int = Field(description="As `batch.micro_sequences`.")
     largest: dict[str, int] = Field(description="The three largest items of that instant.")
+
+
+class TurnedAwayLayout(LayoutPrice):
+    """A layout that is less likely to fit than `min_fit_probability`."""
+
+    choice: str = Field(description="Its axes, micro-batch and recomputation in one line.")
+    reason: str = Field(description="Memory by which it is too large, and when.")
 
 
 class RejectedLayout(ResultSection):
@@ -60,8 +69,12 @@ class PlanOutput(ResultSection):
     device: str = Field(description="Name of the device profile.")
     considered: int = Field(description="Layouts that were looked at.")
     fitting: int = Field(description="Those that fit.")
+    min_fit_probability: float = Field(description="Probability from which a layout fits.")
     best: list[PricedLayout] = Field(description="The fastest, as many as --top.")
     pareto: list[PricedLayout] = Field(description="Each needs less memory than all faster ones.")
+    turned_away: list[TurnedAwayLayout] = Field(
+        description="Layouts that would be faster than the best, and are not likely to fit."
+    )
     rejected: list[RejectedLayout] = Field(description="Neighbours of the best, with what binds.")
     programs: list[PlannedProgram] = Field(description="Those that program= names.")
     launch: str = Field(description="Command that starts the fastest layout.")
@@ -83,6 +96,10 @@ class LayoutCheckOutput(ResultSection):
     peak_bytes: int | None = Field(
         None, description="Bytes of the fullest rank, with those of the driver."
     )
+    needed_bytes: PercentileInterval | None = Field(
+        None, description="The same bytes with their error."
+    )
+    fit_probability: float | None = Field(None, description="Probability that it fits.")
     memory: str | None = Field(None, description="The same as a sentence.")
     assumed: list[str] | None = Field(
         None,

@@ -27,6 +27,7 @@ from llmsys.errors import LayoutError
 from llmsys.estimate.activation_memory import compute_offloaded_activations
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.memory_residual import format_fit_probability, get_memory_residual
 from llmsys.estimate.memory_timeline import GIB, MemoryTimeline
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.software_profile import OURS, resolve_compile_for_profile
@@ -37,6 +38,7 @@ Recompute = Literal["none", "selective", "full", "offload"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 ENGINES: tuple[EngineConfig, ...] = (
     TorchEngineConfig(data_parallel="fsdp"),
+    TorchEngineConfig(data_parallel="fsdp", gradient_accumulation="whole"),
     TorchEngineConfig(data_parallel="plain"),
     TorchEngineConfig(data_parallel="ddp"),
     DeepSpeedEngineConfig(zero_stage=1),
@@ -49,6 +51,17 @@ OFFLOADED: tuple[EngineConfig, ...] = (
     DeepSpeedEngineConfig(zero_stage=2, cpu_offload="optimizer"),
     DeepSpeedEngineConfig(zero_stage=3, cpu_offload="optimizer"),
 )
+
+# Settings that a plan chooses for each kind of engine; all others are those of the config.
+CHOSEN_SETTINGS: dict[str, tuple[str, ...]] = {
+    "torch": ("data_parallel", "cpu_offload", "gradient_accumulation"),
+    "deepspeed": ("zero_stage", "cpu_offload"),
+    "accelerate": (),
+}
+
+# A peak is known to a few per cent (memory_residual.py): at 90 % one layout in ten that looks as
+# good runs out of memory, and about 6 % of a device stay free.
+MIN_FIT_PROBABILITY = 0.9
 
 # GPipe has the bubble of 1F1B and holds more micro-batches.
 SCHEDULES: tuple[PipelineScheduleConfig, ...] = (
@@ -140,10 +153,17 @@ class EstimatedCandidate:
 
 @dataclass(frozen=True)
 class PlanTarget:
-    """Device profile and cluster of a run."""
+    """Device profile and cluster of a run.
+
+    Attributes:
+        cluster: devices with their prices and failure rates.
+        device: profile of each.
+        min_fit_probability: probability to fit from which a layout is planned with.
+    """
 
     cluster: ClusterCosts
     device: DeviceProfile
+    min_fit_probability: float = MIN_FIT_PROBABILITY
 
     def explain_rejection(self, one: EstimatedCandidate) -> str | None:
         """Return the reason why a candidate does not fit; None where it fits."""
@@ -172,13 +192,41 @@ class PlanTarget:
         """
         return estimate_step_time(config, layout, self.device, expert_load=self.cluster.expert_load)
 
+    def compute_fit_probability(self, memory: MemoryTimeline, num_ranks: int) -> float:
+        """Compute the probability that the fullest rank fits this device.
+
+        Args:
+            memory: estimated timeline.
+            num_ranks: devices of the layout.
+
+        Returns:
+            A number from 0 to 1.
+        """
+        residual = get_memory_residual(num_ranks)
+        return residual.compute_fit_probability(memory, self.device.memory_bytes)
+
+    def _explain_device_rejection(self, memory: MemoryTimeline, num_ranks: int) -> str | None:
+        probability = self.compute_fit_probability(memory, num_ranks)
+        if probability >= self.min_fit_probability:
+            return None
+        verdict = format_fit_probability(probability)
+        over = memory.peak_bytes + memory.driver_bytes - int(self.device.memory_bytes)
+        if over > 0:
+            return f"memory: {over / GIB:.1f} GiB over capacity {memory.peak_instant}; it {verdict}"
+        usable = get_memory_residual(num_ranks).compute_usable_bytes(
+            memory.driver_bytes, self.device.memory_bytes, self.min_fit_probability
+        )
+        return (
+            f"memory: it {verdict}, less than {self.min_fit_probability:.0%}; "
+            f"{(memory.peak_bytes - usable) / GIB:.1f} GiB too much {memory.peak_instant}"
+        )
+
     def explain_memory_rejection(
         self, memory: MemoryTimeline, config: RunConfig, layout: ParallelLayout
     ) -> str | None:
         """The same before its time is known."""
-        over = memory.peak_bytes + memory.driver_bytes - int(self.device.memory_bytes)
-        if over > 0:
-            return f"memory: {over / GIB:.1f} GiB over capacity {memory.peak_instant}"
+        if (refusal := self._explain_device_rejection(memory, layout.world_size)) is not None:
+            return refusal
         ranks = min(self.device.node_devices, layout.world_size)
         # Under 1F1B the first of p stages keeps p micro-batches of 1/p of the layers.
         kept = compute_offloaded_bytes(config, layout) + compute_offloaded_activations(
@@ -197,12 +245,15 @@ class IllegalLayoutError(Exception):
 
 
 def format_engine_name(engine: EngineConfig) -> str:
-    """fsdp, ddp, zero-2, accelerate; with what is offloaded."""
+    """fsdp, fsdp+whole (gradients), ddp, zero-2, accelerate; with what is offloaded."""
     match engine:
         case AccelerateEngineConfig():
             return "accelerate"
         case TorchEngineConfig():
             name: str = engine.data_parallel
+            # under the other kinds it has no meaning
+            if engine.is_fsdp and engine.gradient_accumulation == "whole":
+                name += "+whole"
         case DeepSpeedEngineConfig():
             name = f"zero-{engine.zero_stage}"
         case unreachable:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from llmsys.config.run import RunConfig
 from llmsys.estimate.cluster_costs import ClusterCosts
+from llmsys.estimate.memory_residual import format_fit_probability, get_memory_residual
 from llmsys.estimate.memory_timeline import GIB
 from llmsys.estimate.named_layout import NamedLayout
 from llmsys.estimate.peak_memory import estimate_peak_memory
@@ -74,6 +75,9 @@ def estimate_layout_fit(
     run = build_program_run(config, program, named, device, expert_load=cluster.expert_load)
     ledger = run.estimate_memory()
     found = ledger.compute_fit_result(int(device.memory_bytes))
+    residual = get_memory_residual(named.num_devices, program)
+    interval = residual.compute_interval(ledger)
+    probability = residual.compute_fit_probability(ledger, device.memory_bytes)
     step = run.estimate_step(device)
     seconds = step.seconds
     return LayoutCheckOutput(
@@ -84,7 +88,10 @@ def estimate_layout_fit(
         program=program.name,
         fits=found.fits,
         peak_bytes=ledger.peak_bytes + ledger.driver_bytes,
-        memory=found.text,
+        needed_bytes=interval,
+        fit_probability=probability,
+        memory=f"{found.text} It {format_fit_probability(probability)}: "
+        f"{interval.p10 / GIB:.1f} to {interval.p90 / GIB:.1f} GiB from P10 to P90.",
         assumed=list(_iter_assumptions(run)),
         step_seconds=seconds,
         time=(

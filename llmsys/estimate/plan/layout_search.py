@@ -12,7 +12,9 @@ from llmsys.config.engine import EngineConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
-from llmsys.estimate.plan.candidate_enumeration import iter_candidates
+from llmsys.estimate.memory_residual import get_memory_residual
+from llmsys.estimate.memory_timeline import MemoryTimeline
+from llmsys.estimate.plan.candidate_enumeration import iter_candidates, list_engines
 from llmsys.estimate.plan.json_output import RejectedLayout
 from llmsys.estimate.plan.layout_candidate import (
     ENGINES,
@@ -31,6 +33,7 @@ from llmsys.estimate.plan.layout_candidate import (
 )
 from llmsys.estimate.plan.layout_neighbours import iter_rejected_neighbours
 from llmsys.estimate.software_profile import resolve_for_profile
+from llmsys.estimate.state_memory import compute_state_bytes
 
 # Called with the share of a search that is done.
 Advance = Callable[[float], None]
@@ -38,6 +41,8 @@ Advance = Callable[[float], None]
 # Limit of the search for a sufficient number of devices.
 MOST_DEVICES = 2**20
 
+# A layout that fits with less is not worth a look at its time.
+UNLIKELY = 0.01
 
 # From this many machines on, copies are tried of whole clusters and of single machines only.
 COARSE_MACHINES = 32
@@ -52,14 +57,17 @@ class SearchLimits:
             interest.
         least: layouts to look at whatever their bounds are.
         most: layouts after which the search ends if one fits.
+        leaner: layouts after which it ends where no other one can be faster than the best, only
+            need less memory.
     """
 
     slowness: float
     least: int
     most: float
+    leaner: float
 
 
-SMALL, LARGE = SearchLimits(1.5, 60, float("inf")), SearchLimits(1.15, 30, 150)
+SMALL, LARGE = SearchLimits(1.5, 60, float("inf"), 150), SearchLimits(1.15, 30, 150, 150)
 
 
 def _is_large(place: PlanTarget) -> bool:
@@ -76,33 +84,43 @@ class SearchResult:
     considered: int = 0
     num_searched: int = 0
     best_seconds: float = float("inf")
+    too_large: list[EstimatedCandidate] = field(default_factory=list)
 
-    def add(self, fitting: list[EstimatedCandidate], smallest: EstimatedCandidate) -> None:
-        """Add the micro-batches of one layout."""
+    def add(self, fitting: list[EstimatedCandidate]) -> None:
+        """Add the micro-batches of one layout that fit."""
         self.found += fitting
         self.best_seconds = min([self.best_seconds, *(one.step_seconds for one in fitting)])
-        if self.closest is None or smallest.memory.peak_bytes < self.closest.memory.peak_bytes:
-            self.closest = smallest
+
+    def add_too_large(
+        self,
+        leanest: tuple[LayoutCandidate, MemoryTimeline],
+        made: RunConfig,
+        place: PlanTarget,
+    ) -> None:
+        """Add a layout of which no form fits, unless it is far from it."""
+        choice, memory = leanest
+        is_closer = self.closest is None or memory.peak_bytes < self.closest.memory.peak_bytes
+        may_fit = place.compute_fit_probability(memory, choice.layout.world_size) > UNLIKELY
+        if not (is_closer or may_fit):
+            return
+        sized = replace_config(made, choice)
+        one = EstimatedCandidate(choice, sized, memory, place.estimate_step(sized, choice.layout))
+        self.closest = one if is_closer else self.closest
+        self.too_large += [one] if may_fit else []
 
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """The layouts that fit, fastest first; those of them that nothing beats in both; and the
-    neighbours of the best.
+    """The layouts that fit, fastest first; those of them that nothing beats in both; the
+    neighbours of the best; and the layouts that would be faster than the best and are not likely
+    to fit, fastest first.
     """
 
     ranked: list[EstimatedCandidate]
     pareto: list[EstimatedCandidate]
     rejected: list[RejectedLayout]
     considered: int
-
-
-def list_engines(config: RunConfig, offered: tuple[EngineConfig, ...]) -> tuple[EngineConfig, ...]:
-    """Return the engines to search: those of the kind that the config names, all where it names
-    none.
-    """
-    named = "engine" in config.model_fields_set
-    return tuple(one for one in offered if not named or one.kind == config.engine.kind)
+    turned_away: list[EstimatedCandidate]
 
 
 def estimate_lower_bound(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> float:
@@ -161,7 +179,7 @@ def search_layouts(
     """
     config = resolve_for_profile(config, place.device)
     result = _search_engines(config, place, list_engines(config, ENGINES), advance)
-    considered, closest = result.considered, result.closest
+    considered, closest, too_large = result.considered, result.closest, result.too_large
     if not result.found:
         offloaded = _search_engines(config, place, list_engines(config, OFFLOADED), advance)
         considered, closest = considered + offloaded.considered, offloaded.closest or closest
@@ -173,7 +191,10 @@ def search_layouts(
     neighbours = list(
         iter_rejected_neighbours(config, ranked[0], place, list_engines(config, ENGINES))
     )
-    return LayoutPlan(ranked, list(_select_pareto_front(ranked)), neighbours, considered)
+    faster = [one for one in too_large if one.step_seconds < ranked[0].step_seconds]
+    faster.sort(key=lambda one: (one.step_seconds, one.memory.peak_bytes))
+    front = list(_select_pareto_front(ranked))
+    return LayoutPlan(ranked, front, neighbours, considered, faster)
 
 
 def _search_copies(
@@ -202,12 +223,18 @@ def _search_engines(
     config: RunConfig, place: PlanTarget, engines: tuple[EngineConfig, ...], advance: Advance
 ) -> SearchResult:
     """Search the layouts of engines, those with the lowest possible time of a step first."""
-    result, bounded = SearchResult(), []
+    result = SearchResult()
+    bounded: list[tuple[float, int, LayoutCandidate]] = []
+    hopeless: list[tuple[float, int, LayoutCandidate]] = []
     limits = LARGE if _is_large(place) else SMALL
     for number, choice in enumerate(
         choices := _select_coarse(list(iter_candidates(config, place, engines)), place)
     ):
         advance(number / (2 * len(choices)))
+        missing = _compute_missing_state_bytes(config, choice, place)
+        if missing > 0:
+            hopeless.append((missing, number, choice))
+            continue
         try:
             bounded.append((estimate_lower_bound(config, choice, place), number, choice))
         except IllegalLayoutError as illegal:
@@ -220,19 +247,94 @@ def _search_engines(
             break
         if result.num_searched >= limits.most and result.found:
             break
+        if result.num_searched >= limits.leaner and bound > result.best_seconds:
+            break
         result.num_searched += 1
-        for recompute in list_policies(config, choice.engine):
-            one = replace(choice, recompute=recompute)
-            try:
+        try:
+            made = apply_candidate(config, _select_smallest(choice))
+            if (leanest := _find_too_large(made, choice, place)) is not None:
+                result.add_too_large(leanest, made, place)
+                continue
+            for recompute in list_policies(config, choice.engine):
+                one = replace(choice, recompute=recompute)
                 # Recomputation is slower: its memory is of interest only up to a limit.
-                if estimate_lower_bound(config, one, place) > limits.slowness * result.best_seconds:
+                most = limits.slowness * result.best_seconds
+                if recompute != "none" and estimate_lower_bound(config, one, place) > most:
                     continue
-                fitting, smallest = _search_micro_batches(config, one, place)
-            except IllegalLayoutError as illegal:
-                result.refusal = str(illegal)
-                break
-            result.add(fitting, smallest)
+                fitting, larger = _search_micro_batches(made, one, place)
+                result.add(fitting)
+                result.too_large += larger
+        except IllegalLayoutError as illegal:
+            result.refusal = str(illegal)
+    if result.closest is None:
+        # the error names the layout that comes nearest
+        _add_closest(result, config, sorted(hopeless, key=lambda one: one[:2]), place)
     return result
+
+
+def _compute_missing_state_bytes(
+    config: RunConfig, choice: LayoutCandidate, place: PlanTarget
+) -> float:
+    """Return the bytes by which weights, masters, gradients and moments alone exceed what fits;
+    0 or less where they fit.
+
+    Every layout ends a backward with all of them, so memory and time of the others need no look:
+    of a large model these are most. What is offloaded is not on the device.
+    """
+    if getattr(choice.engine, "cpu_offload", "none") != "none":
+        return 0.0
+    layout = choice.layout
+    state = compute_state_bytes(config.model_copy(update={"engine": choice.engine}), layout)
+    usable = get_memory_residual(layout.world_size).compute_usable_bytes(
+        0, place.device.memory_bytes, place.min_fit_probability
+    )
+    # The mean of the stages: the fullest one has no fewer.
+    return state.total / choice.pipeline - usable
+
+
+def _add_closest(
+    result: SearchResult,
+    config: RunConfig,
+    hopeless: list[tuple[float, int, LayoutCandidate]],
+    place: PlanTarget,
+) -> None:
+    """Add the first legal one of layouts whose state alone does not fit, the smallest first."""
+    for _, _, choice in hopeless:
+        try:
+            require_divisible(config, choice)
+            made = apply_candidate(config, _select_smallest(choice))
+        except IllegalLayoutError as illegal:
+            result.refusal = str(illegal)
+            continue
+        if (leanest := _find_too_large(made, choice, place)) is not None:
+            result.add_too_large(leanest, made, place)
+            return
+
+
+def _select_smallest(choice: LayoutCandidate) -> LayoutCandidate:
+    """Return the layout with its smallest micro-batch."""
+    # 1: the config gives the reason why a schedule takes none
+    return replace(choice, micro_sequences=(choice.list_micro_sizes() or [1])[0])
+
+
+def _find_too_large(
+    made: RunConfig, choice: LayoutCandidate, place: PlanTarget
+) -> tuple[LayoutCandidate, MemoryTimeline] | None:
+    """Return the leanest form of a legal layout where even that does not fit; None where it fits.
+
+    Most layouts of a large model end here, after one estimate of memory.
+    """
+    leanest: tuple[LayoutCandidate, MemoryTimeline] | None = None
+    # Full recomputation keeps the inputs of blocks, offloading the tensors of two blocks.
+    for recompute in list_policies(made, choice.engine)[2:]:
+        one = replace(_select_smallest(choice), recompute=recompute)
+        sized = replace_config(made, one)
+        memory = place.estimate_memory(sized, one.layout)
+        if place.explain_memory_rejection(memory, sized, one.layout) is None:
+            return None
+        if leanest is None or memory.peak_bytes < leanest[1].peak_bytes:
+            leanest = one, memory
+    return leanest
 
 
 def _select_coarse(choices: list[LayoutCandidate], place: PlanTarget) -> list[LayoutCandidate]:
@@ -252,53 +354,74 @@ def _select_coarse(choices: list[LayoutCandidate], place: PlanTarget) -> list[La
 
 
 def _search_micro_batches(
-    config: RunConfig, choice: LayoutCandidate, place: PlanTarget
-) -> tuple[list[EstimatedCandidate], EstimatedCandidate]:
-    """The largest micro-batch that fits and the next smaller one; and the smallest, whether it
-    fits or not.
+    made: RunConfig, choice: LayoutCandidate, place: PlanTarget
+) -> tuple[list[EstimatedCandidate], list[EstimatedCandidate]]:
+    """Search the micro-batches of a legal layout.
+
+    Args:
+        made: its config, which differs from others of the layout in micro-batch and recomputation.
+        choice: the layout, with a policy of recomputation and the largest micro-batch.
+        place: device profile and cluster.
+
+    Returns:
+        The largest micro-batch that fits and the next smaller one; in a pipeline also smaller ones
+        and other schedules. And the next larger one, if it may fit.
     """
     # 1: the config gives the reason why a schedule takes none
     sizes = choice.list_micro_sizes() or [1]
-    smallest = estimate_candidate(config, replace(choice, micro_sequences=sizes[0]), place)
-    if place.explain_rejection(smallest) is not None:
-        return [], smallest
-    made = smallest.config
-    low, high = 0, len(sizes) - 1
+    seen: dict[int, MemoryTimeline] = {}
+
+    def has_room(index: int) -> bool:
+        one = replace(choice, micro_sequences=sizes[index])
+        sized = replace_config(made, one)
+        seen[index] = place.estimate_memory(sized, one.layout)
+        return place.explain_memory_rejection(seen[index], sized, one.layout) is None
+
+    def estimate(index: int) -> EstimatedCandidate:
+        one = replace(choice, micro_sequences=sizes[index])
+        if index not in seen:
+            return estimate_validated(made, one, place)
+        sized = replace_config(made, one)
+        return EstimatedCandidate(one, sized, seen[index], place.estimate_step(sized, one.layout))
+
+    low, high = -1, len(sizes) - 1
     while low < high:  # memory grows with the micro-batch
-        middle = (low + high + 1) // 2
-        if _has_enough_memory(made, replace(choice, micro_sequences=sizes[middle]), place):
+        middle = 0 if low < 0 else (low + high + 1) // 2
+        if has_room(middle):
             low = middle
+        elif low < 0:
+            break
         else:
             high = middle - 1
+    larger = [
+        estimate(index)
+        for index in (low + 1,)
+        if index in seen
+        and place.compute_fit_probability(seen[index], choice.layout.world_size) > UNLIKELY
+    ]
+    if low < 0:
+        return [], larger
     if choice.pipeline > 1:
-        return _search_schedules(
-            config, made, choice, {sizes[0], sizes[min(1, low)], sizes[low]}, place
-        ), smallest
-    kept = [
-        estimate_validated(made, replace(choice, micro_sequences=sizes[index]), place)
-        for index in {low, max(0, low - 1)}
-    ]
-    return kept, smallest
+        found = [estimate(index) for index in sorted({0, min(1, low), low})]
+        return _add_schedules(made, found, place), larger
+    return [estimate(index) for index in {low, max(0, low - 1)}], larger
 
 
-def _search_schedules(
-    config: RunConfig, made: RunConfig, choice: LayoutCandidate, sizes: set[int], place: PlanTarget
+def _add_schedules(
+    made: RunConfig, found: list[EstimatedCandidate], place: PlanTarget
 ) -> list[EstimatedCandidate]:
-    """Return a pipeline with micro-batches that fit (small ones shorten the bubble), and its
-    other schedules.
+    """Return micro-batches of a pipeline, of which small ones shorten the bubble, and the fastest
+    of them in other schedules.
     """
-    found = [
-        estimate_validated(made, replace(choice, micro_sequences=size), place)
-        for size in sorted(sizes)
-    ]
     fastest = min(found, key=lambda one: one.step_seconds).choice
+    others = []
     for schedule in SCHEDULES[1:]:
         try:
-            one = estimate_candidate(config, replace(fastest, schedule=schedule), place)
+            one = estimate_candidate(made, replace(fastest, schedule=schedule), place)
         except IllegalLayoutError:
             continue
-        found += [one] if place.explain_rejection(one) is None else []
-    return found
+        others += [one] if place.explain_rejection(one) is None else []
+    return found + others
 
 
 def _has_enough_memory(made: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> bool:
@@ -331,6 +454,11 @@ def _format_no_layout_error(
         )
     verdict = closest.memory.compute_fit_result(int(place.device.memory_bytes))
     why = verdict.text if not verdict.fits else f"{place.explain_rejection(closest)}."
+    if verdict.fits and why.startswith("memory"):
+        why += (
+            " Plan with less certainty, such as --min-fit-probability 0.5, or use fewer bytes: "
+            "batch.micro_sequences=1 and train.activation_checkpoint=full are tried already."
+        )
     enough = find_sufficient_devices(config, place)
     more = (
         f"{enough} devices are enough"
@@ -353,6 +481,8 @@ def find_sufficient_devices(config: RunConfig, place: PlanTarget) -> int | None:
         larger = replace(place, cluster=place.cluster.model_copy(update={"devices": devices}))
         for choice in iter_candidates(config, larger, list_engines(config, ENGINES + OFFLOADED)):
             smallest = replace(choice, recompute="full", micro_sequences=1)
+            if _compute_missing_state_bytes(config, choice, larger) > 0:
+                continue
             try:
                 if _has_enough_memory(apply_candidate(config, smallest), smallest, place):
                     return devices

@@ -5,19 +5,29 @@ from dataclasses import replace
 from typing import Any
 
 from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.memory_residual import format_fit_probability, get_memory_residual
 from llmsys.estimate.memory_timeline import MemoryTimeline
 from llmsys.estimate.percentile_interval import PercentileInterval
-from llmsys.estimate.plan.json_output import LayoutPrice, PlannedProgram, PlanOutput, PricedLayout
-from llmsys.estimate.plan.layout_candidate import SCHEDULES, EstimatedCandidate
+from llmsys.estimate.plan.json_output import (
+    LayoutPrice,
+    PlannedProgram,
+    PlanOutput,
+    PricedLayout,
+    TurnedAwayLayout,
+)
+from llmsys.estimate.plan.layout_candidate import SCHEDULES, EstimatedCandidate, PlanTarget
 from llmsys.estimate.plan.layout_search import LayoutPlan
+from llmsys.estimate.program_profile import ProgramProfile
 from llmsys.estimate.step_time import StepTime
 
 GIB = 2**30
+# Layouts that are not likely to fit, of each table and object.
+MAX_TURNED_AWAY = 5
 
 
 def build_plan_output(
     found: LayoutPlan,
-    device: DeviceProfile,
+    place: PlanTarget,
     best: list[PricedLayout],
     programs: list[PlannedProgram],
     launch: str,
@@ -27,7 +37,7 @@ def build_plan_output(
 
     Args:
         found: plan that `search_layouts` returned.
-        device: profile that it was made for.
+        place: device and cluster that it was made for.
         best: the fastest layouts.
         programs: other programs, each in its fastest layout.
         launch: command that starts the fastest layout.
@@ -41,11 +51,13 @@ def build_plan_output(
         replace(one.choice, micro_sequences=0, schedule=SCHEDULES[0]) for one in found.ranked
     }
     return PlanOutput(
-        device=device.name,
+        device=place.device.name,
         considered=found.considered,
         fitting=len(fitting),
+        min_fit_probability=place.min_fit_probability,
         best=best,
-        pareto=[build_priced_layout(one) for one in found.pareto],
+        pareto=[build_priced_layout(one, place.device) for one in found.pareto],
+        turned_away=[_build_turned_away(one, place) for one in found.turned_away[:MAX_TURNED_AWAY]],
         rejected=found.rejected,
         programs=programs,
         launch=launch,
@@ -53,11 +65,20 @@ def build_plan_output(
     )
 
 
-def build_priced_layout(one: EstimatedCandidate) -> PricedLayout:
+def _build_turned_away(one: EstimatedCandidate, place: PlanTarget) -> TurnedAwayLayout:
+    return TurnedAwayLayout(
+        choice=one.choice.format_layout(),
+        reason=str(place.explain_rejection(one)),
+        **collect_price(one.step, one.memory, place.device),
+    )
+
+
+def build_priced_layout(one: EstimatedCandidate, device: DeviceProfile) -> PricedLayout:
     """Return a layout as `llmsys plan --json` prints it.
 
     Args:
         one: a layout that fits.
+        device: profile that it is priced on.
 
     Returns:
         Its choices and its price.
@@ -69,21 +90,31 @@ def build_priced_layout(one: EstimatedCandidate) -> PricedLayout:
         recompute=one.choice.recompute,
         micro_sequences=one.choice.micro_sequences,
         largest={item.name: item.bytes for item in one.memory.list_largest_items(3)},
-        **collect_price(one.step, one.memory),
+        **collect_price(one.step, one.memory, device),
     )
 
 
-def collect_price(step: StepTime, memory: MemoryTimeline) -> dict[str, Any]:
+def collect_price(
+    step: StepTime,
+    memory: MemoryTimeline,
+    device: DeviceProfile,
+    program: ProgramProfile | None = None,
+) -> dict[str, Any]:
     """Return the fields of `LayoutPrice`.
 
     Args:
         step: time of a step in the layout.
         memory: memory of its fullest rank.
+        device: profile that it is priced on.
+        program: who runs it; None: llmsys.
 
     Returns:
         Values by field.
     """
+    residual = get_memory_residual(step.ranks, program)
     return {
+        "needed_bytes": residual.compute_interval(memory),
+        "fit_probability": residual.compute_fit_probability(memory, device.memory_bytes),
         "step_seconds": step.seconds,
         "tokens_per_second_per_device": step.tokens_per_second_per_device,
         "utilisation": step.mfu,
@@ -106,7 +137,10 @@ def format_plan(data: PlanOutput) -> str:
 
 
 def _iter_plan_lines(data: PlanOutput) -> Iterator[str]:
-    yield f"{data.device}: {data.considered} layouts considered, {data.fitting} fit"
+    yield (
+        f"{data.device}: {data.considered} layouts considered, {data.fitting} fit with "
+        f"{data.min_fit_probability:.0%} or more"
+    )
     yield ""
     best = [(one.choice, one) for one in data.best]
     yield from _iter_candidate_lines("fastest", best)
@@ -114,6 +148,12 @@ def _iter_plan_lines(data: PlanOutput) -> Iterator[str]:
     if smaller := [(one.choice, one) for one in data.pareto if one.choice not in shown]:
         yield ""
         yield from _iter_candidate_lines("slower, with less memory", smaller[:5])
+    if data.turned_away:
+        yield ""
+        yield f"faster, but not likely to fit (--min-fit-probability {data.min_fit_probability:g})"
+        width = max(len(one.choice) for one in data.turned_away)
+        for one in data.turned_away:
+            yield f"  {one.choice:<{width}}  {one.step_seconds.p50:.3g} s  {one.reason}"
     if data.programs:
         yield ""
         rows = [(f"{one.program} {one.layout}", one) for one in data.programs]
@@ -135,8 +175,8 @@ def _iter_plan_lines(data: PlanOutput) -> Iterator[str]:
 def _iter_candidate_lines(title: str, rows: Sequence[tuple[str, LayoutPrice]]) -> Iterator[str]:
     width = max(len(title), *(len(name) for name, _ in rows)) + 2
     yield (
-        f"{title:<{width}}{'step P10–P50–P90, s':>24}{'tokens/s/device':>17}{'MFU':>7}{'peak':>10} "
-        " fullest"
+        f"{title:<{width}}{'step P10–P50–P90, s':>24}{'tokens/s/device':>17}{'MFU':>7}"
+        f"{'peak':>10}  {'fits':<5}  fullest"
     )
     for name, one in rows:
         step = one.step_seconds
@@ -144,8 +184,15 @@ def _iter_candidate_lines(title: str, rows: Sequence[tuple[str, LayoutPrice]]) -
         peak = (one.peak_bytes + one.driver_bytes) / GIB
         yield (
             f"{name:<{width}}{seconds:>24}{one.tokens_per_second_per_device:>17,.0f}"
-            f"{one.utilisation:>7.1%}{peak:>6.1f} GiB  {one.peak_instant}"
+            f"{one.utilisation:>7.1%}{peak:>6.1f} GiB  "
+            f"{_format_percent(one.fit_probability):<5}  {one.peak_instant}"
         )
+
+
+def _format_percent(probability: float) -> str:
+    """The number of `format_fit_probability`, for a column: 97%, >99% or <1%."""
+    words = format_fit_probability(probability).removeprefix("fits with ")
+    return words.replace("over ", ">").replace("under ", "<")
 
 
 def _format_interval(value: PercentileInterval) -> str:

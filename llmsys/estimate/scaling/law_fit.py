@@ -10,6 +10,7 @@ The points are runs or rows of a table, each with parameters, tokens and the los
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -244,8 +245,7 @@ def _fit_constants(
     sizes: Vector, tokens: Vector, losses: Vector, starts: Sequence[tuple[float, ...]]
 ) -> Vector:
     """The constants with the smallest Huber loss over all starts."""
-    from scipy.optimize import minimize  # nothing else of the estimate needs it
-
+    minimize = _load_minimizer()
     target = np.log(losses)
 
     def compute_objective(constants: Vector) -> tuple[float, Vector]:
@@ -270,6 +270,22 @@ def _fit_constants(
     ]
     found: Vector = min(results, key=lambda result: result.fun).x
     return found
+
+
+def _load_minimizer() -> Any:
+    """Load scipy's optimizer with one thread of its BLAS, which reads the variable as it is loaded.
+
+    Its matrices have a few rows: on two cores threads took eleven times the CPU time.
+    """
+    name = "OPENBLAS_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "1")
+    try:
+        from scipy.optimize import minimize  # nothing else of the estimate needs it
+    finally:
+        if before is None:
+            del os.environ[name]
+    return minimize
 
 
 def _predict_log_losses(constants: Vector, sizes: Vector, tokens: Vector) -> tuple[Vector, Vector]:

@@ -1,18 +1,17 @@
 """Predict held-out bits per byte of a small decoder from its size, its tokens and its text.
 
-The shape is a law of the ladder of recipes; the level of a text follows from what xz needs for a
-sample of it, by a fit to measured runs. Reads `small_runs.yaml`, which has both with how they were
-measured. The interval is that of runs whose text the fit has not seen.
+The shape is the law of the ladder of recipes, in nats per token: texts differ in it by a few
+percent only, and in the bytes of a token by half. So a text is known by how long its tokens are.
+Reads `small_runs.yaml`, which has the shape and measured runs, with how they were measured. The
+interval is that of runs whose text the fit has not seen.
 """
 
 import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from llmsys.config.section import Section
@@ -23,6 +22,8 @@ from llmsys.estimate.scaling.published_laws import MUENNIGHOFF
 FILE = Path(__file__).with_name("small_runs.yaml")
 # Outside of the fitted range: widening of the logarithm's deviation per factor of e.
 EXTRAPOLATION_SPREAD = 0.03
+# Deviation of the logarithm of `token_length` among texts, for one whose tokens are not measured.
+UNKNOWN_LENGTH_SPREAD = 0.15
 
 
 class LadderShape(Section):
@@ -44,14 +45,18 @@ class SmallRun(Section):
     tokens: int = Field(ge=1, description="Trained tokens.")
     unique_tokens: int = Field(ge=1, description="Tokens of one pass over the training text.")
     bytes_per_token: float = Field(gt=0, description="Bytes of a token of the training text.")
-    xz_bits_per_byte: float = Field(gt=0, description="xz -9 on a sample of 256 KiB.")
+    token_length: float = Field(
+        gt=0,
+        description="Bytes of a token of a sample, by those of English web text with as many "
+        "pieces.",
+    )
     bits_per_byte: float = Field(gt=0, description="Held-out bits per byte at the end.")
 
 
 class SmallRuns(Section):
     """The file of measurements."""
 
-    format_version: int = Field(ge=1, le=1, description="Version of the format.")
+    format_version: int = Field(ge=2, le=2, description="Version of the format.")
     measured: str = Field(description="How, where and when.")
     ladder: LadderShape = Field(description="Shape of the law.")
     runs: tuple[SmallRun, ...] = Field(min_length=4, description="Measured runs.")
@@ -59,11 +64,10 @@ class SmallRuns(Section):
 
 @dataclass(frozen=True)
 class SmallRunLaw:
-    """Bits per byte = shape · exp(level + slope · log xz), with the deviation of its logarithm."""
+    """Nats per token = shape · exp(level), with the deviation of its logarithm."""
 
     shape: LadderShape
     level: float
-    slope: float
     spread: float
     parameters: tuple[float, float]
     trained_bytes: tuple[float, float]
@@ -75,7 +79,7 @@ class SmallRunLaw:
         tokens: float,
         unique_tokens: float,
         bytes_per_token: float,
-        xz_bits_per_byte: float,
+        token_length: float | None,
     ) -> PercentileInterval:
         """Predict the loss at the end of a run whose learning rate falls to zero.
 
@@ -84,18 +88,22 @@ class SmallRunLaw:
             tokens: Trained tokens.
             unique_tokens: Tokens of one pass over the training text.
             bytes_per_token: Bytes of a token.
-            xz_bits_per_byte: What xz -9 needs for a sample of the text.
+            token_length: Bytes of a token of the text, by those of English web text with as many
+                pieces; None where they are not known.
 
         Returns:
             Bits per byte: P10, P50 and P90, wider outside of the fitted runs.
         """
-        curve = compute_curve(self.shape, parameters, tokens, unique_tokens, bytes_per_token)
-        median = math.exp(self.level + self.slope * math.log(xz_bits_per_byte)) * curve
+        curve = compute_curve(
+            self.shape, parameters, tokens, unique_tokens, bytes_per_token, token_length or 1.0
+        )
+        median = math.exp(self.level) * curve
+        unknown = UNKNOWN_LENGTH_SPREAD if token_length is None else 0.0
         beyond = _measure_distance(parameters, self.parameters) + _measure_distance(
             tokens * bytes_per_token, self.trained_bytes
         )
         return build_log_normal_interval(
-            median, math.hypot(self.spread, EXTRAPOLATION_SPREAD * beyond)
+            median, math.hypot(self.spread, unknown, EXTRAPOLATION_SPREAD * beyond)
         )
 
 
@@ -105,10 +113,12 @@ def compute_curve(
     tokens: float,
     unique_tokens: float,
     bytes_per_token: float,
+    token_length: float,
 ) -> float:
-    """Return the loss of the ladder's text, in bits per byte.
+    """Return the loss of the ladder in bits per byte of a text with other tokens.
 
-    Tokens count as bytes, so that vocabularies compare; repeated ones count for less.
+    Tokens of other vocabularies count as bytes, so that vocabularies compare; repeated ones count
+    for less.
 
     Args:
         shape: Constants of the ladder.
@@ -116,13 +126,16 @@ def compute_curve(
         tokens: Trained tokens.
         unique_tokens: Tokens of one pass over the training text.
         bytes_per_token: Bytes of a token.
+        token_length: Bytes of a token of the text, by those of the ladder's text with as many
+            pieces.
     """
     worth = tokens
     if tokens > unique_tokens:
         worth = compute_effective_amount(tokens, unique_tokens, MUENNIGHOFF.token_decay)
-    same = worth * bytes_per_token / shape.bytes_per_token
+    ladder_bytes = shape.bytes_per_token * token_length
+    same = worth * bytes_per_token / ladder_bytes
     nats: float = shape.e + shape.a / parameters**shape.alpha + shape.b / same**shape.beta
-    return nats / math.log(2) / shape.bytes_per_token
+    return nats / math.log(2) / ladder_bytes
 
 
 def _measure_distance(value: float, fitted: tuple[float, float]) -> float:
@@ -132,7 +145,7 @@ def _measure_distance(value: float, fitted: tuple[float, float]) -> float:
 
 
 def fit_small_runs(runs: SmallRuns) -> SmallRunLaw:
-    """Fit the level of a text to what xz needs for it.
+    """Fit the level of the law to measured runs.
 
     Args:
         runs: The measurements.
@@ -140,21 +153,17 @@ def fit_small_runs(runs: SmallRuns) -> SmallRunLaw:
     Returns:
         The law; its spread is the root mean square error of runs left out with their whole text.
     """
-    columns_RC = np.array([[1.0, math.log(run.xz_bits_per_byte)] for run in runs.runs])
     rests_R = np.array([_compute_rest(runs.ladder, run) for run in runs.runs])
-    level, slope = _fit_line(columns_RC, rests_R)
     texts = np.array([run.text for run in runs.runs])
     errors_R = np.empty_like(rests_R)
     for text in set(texts):
         left_out = texts == text
-        found = _fit_line(columns_RC[~left_out], rests_R[~left_out])
-        errors_R[left_out] = rests_R[left_out] - columns_RC[left_out] @ found
+        errors_R[left_out] = rests_R[left_out] - rests_R[~left_out].mean()
     sizes = [float(run.parameters) for run in runs.runs]
     amounts = [run.tokens * run.bytes_per_token for run in runs.runs]
     return SmallRunLaw(
         runs.ladder,
-        float(level),
-        float(slope),
+        float(rests_R.mean()),
         float(np.sqrt(np.mean(errors_R**2))),
         (min(sizes), max(sizes)),
         (min(amounts), max(amounts)),
@@ -162,12 +171,15 @@ def fit_small_runs(runs: SmallRuns) -> SmallRunLaw:
 
 
 def _compute_rest(shape: LadderShape, run: SmallRun) -> float:
-    curve = compute_curve(shape, run.parameters, run.tokens, run.unique_tokens, run.bytes_per_token)
+    curve = compute_curve(
+        shape,
+        run.parameters,
+        run.tokens,
+        run.unique_tokens,
+        run.bytes_per_token,
+        run.token_length,
+    )
     return math.log(run.bits_per_byte / curve)
-
-
-def _fit_line(columns_RC: NDArray[np.float64], values_R: NDArray[np.float64]) -> Any:
-    return np.linalg.lstsq(columns_RC, values_R, rcond=None)[0]
 
 
 @cache

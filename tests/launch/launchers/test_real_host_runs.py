@@ -19,8 +19,8 @@ from llmsys.doctor.toy_dataset import LENGTH, SEQUENCES, build_toy_config, write
 from llmsys.events import read_events, read_latest_events
 from llmsys.launch.train import STOPPED
 from llmsys.train.checkpoint_record import read_record
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.hosts import Hosts, find_missing_requirement, real_hosts
-from tests.helpers.paths import ROOT
 from tests.helpers.paused_run import Standstill, pause_run
 from tests.helpers.process import wait_until
 
@@ -141,9 +141,7 @@ def state(folder: Path) -> str:
 
 def train_calmly(config: Path) -> None:
     """In one process of this machine, to compare with."""
-    words = [sys.executable, str(ROOT / "launch" / "train.py"), str(config)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_forked("train", config)
 
 
 def heard_or_gone(hosts: Hosts, middle: Standstill) -> bool:

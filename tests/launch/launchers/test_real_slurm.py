@@ -2,7 +2,6 @@
 time limit and are
 cancelled: nothing is lost, and every bit is that of an undisturbed run in one process."""
 
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from llmsys.doctor.toy_dataset import LENGTH, SEQUENCES, build_toy_config, write
 from llmsys.events import read_events, read_latest_events
 from tests.helpers import hosts as hosts_of
 from tests.helpers import process, real_slurm
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.hosts import Hosts, real_hosts
-from tests.helpers.paths import ROOT
 from tests.helpers.paused_run import pause_run
 from tests.helpers.real_slurm import LOOK, Slurm, start_slurm
 
@@ -177,12 +176,6 @@ def test_jobs_outlive_lost_nodes_and_time_limits_and_a_cancelled_one_saves_and_r
     wait_until(lambda: timed.steps("checkpoint"), "no step was made")
     # its notice is as long
     slurm.said("scontrol", "update", f"JobId={timed.number}", "TimeLimit=5")
-    calm = [
-        sys.executable,
-        str(ROOT / "launch" / "train.py"),
-        str(toy(hosts.folder, "calm", STEPS)),
-    ]
-    in_peace = subprocess.Popen(calm, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     slurm.notice_silence(*lost.values())
     for name in lost.values():
         slurm.start_node(name)
@@ -215,7 +208,7 @@ def test_jobs_outlive_lost_nodes_and_time_limits_and_a_cancelled_one_saves_and_r
     fewer.wait_for("COMPLETED", restarts=0)
     assert [event["world_size"] for event in fewer.events("start")] == [2, 1]
     assert [event["world_size"] for event in whole.events("start")] == [2, 2]
-    assert in_peace.wait() == 0
+    run_forked("train", toy(hosts.folder, "calm", STEPS))
     wanted = states(hosts.folder / "calm")
     assert len(wanted) == STEPS // 2
     assert states(whole.run) == states(fewer.run) == wanted

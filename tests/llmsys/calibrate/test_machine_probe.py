@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmsys.calibrate import machine_probe
+from llmsys.calibrate import machine_probe, probe_cache
 from llmsys.calibrate.machine_probe import (
-    MAX_AGE_DAYS,
     STEP_MODEL,
     find_machine_device,
-    get_cache_file,
     get_machine_profile,
     measure_processor,
 )
+from llmsys.calibrate.probe_cache import MAX_AGE_DAYS, describe_machine, get_cache_file
 from llmsys.calibrate.training_steps import StepRate
 from llmsys.config.loading.load import read_config
 from llmsys.config.train import Precision
@@ -76,13 +75,13 @@ def test_a_probe_is_kept_until_it_is_old_or_of_another_machine(
     file.write_text(file.read_text().replace(today.isoformat(), old.isoformat()))
     monkeypatch.setattr(machine_probe, "calibrate_device", lambda *_: MEASURED)
     assert get_machine_profile().memory_bandwidth == 1e10
-    monkeypatch.setattr(machine_probe, "_read_processor_name", lambda: "another")
+    monkeypatch.setattr(probe_cache, "_read_processor_name", lambda: "another")
     assert not get_cache_file().exists()
 
 
 def test_a_file_that_is_no_probe_is_measured_again() -> None:
     get_cache_file().write_text("name: [")
-    assert get_machine_profile().sources["machine"] == machine_probe.describe_machine()
+    assert get_machine_profile().sources["machine"] == describe_machine()
     assert load_device_profile(str(get_cache_file())).residual["dense"].runs
 
 

@@ -13,11 +13,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from llmsys.config.loading.load import build_model_config, load_run_config
 from llmsys.config.serving import FinetuneConfig
+from llmsys.estimate.cluster_costs import ClusterCosts
+from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.finetuning import (
     count_finetune_flops,
     estimate_finetuning,
     select_trained_part,
 )
+from llmsys.estimate.json_output import EstimateOutput
+from llmsys.estimate.run_cost import PricingRequest, add_costs
 from llmsys.estimate.run_estimate import estimate_run
 from llmsys.launch.main import main
 
@@ -133,6 +137,37 @@ def test_a_frozen_part_makes_a_step_faster_and_a_bare_model_has_no_memory(capsys
     assert 1 < speed["rank=16"] < speed["train=last,layers=2"] < speed["train=head"]
     assert main(["estimate", "model/llama3.1-8b", "--finetune", "rank=8", "--json"]) == 0
     assert "memory" not in json.loads(capsys.readouterr().out)["finetune"]
+
+
+def test_adapters_spare_no_attention_and_read_what_they_multiply() -> None:
+    config, device = load_run_config("train/llama-8b-8xh100"), load_device_profile("h100-sxm")
+    wanted = FinetuneConfig.model_validate({"rank": 16, "targets": "attention"})
+    full = add_costs(
+        estimate_run(config), config, PricingRequest(device, ClusterCosts(), 8), model_only=False
+    )
+    parts = full.time.parts_seconds
+
+    def price(**seconds: float) -> EstimateOutput:
+        only = dict.fromkeys(parts, 0.0) | seconds
+        time = full.time.model_copy(update={"parts_seconds": only})
+        return full.model_copy(update={"time": time})
+
+    # every block has an adapter, so every backward of attention is computed
+    assert estimate_finetuning(config, wanted, price(attention=1.0)).speedup == pytest.approx(1)
+    last = FinetuneConfig.model_validate({"train": "last", "layers": 8})
+    # 2 products of all 32 blocks and 5 of 8, of 7
+    assert estimate_finetuning(config, last, price(attention=1.0)).speedup == pytest.approx(
+        7 / (2 + 5 * 8 / 32)
+    )
+    # A frozen matrix has two of three products; the head is frozen too.
+    products = estimate_finetuning(config, wanted, price(products=1.0)).speedup
+    assert 1.45 < products < 1.5
+    # 4096 to 4096 twice, and to 1024 twice, in 32 blocks of Llama 3.1 8B; 2 bytes, six times
+    channels = 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024))
+    tokens = config.batch.sequences_per_step * config.batch.sequence_length / 8
+    seconds = 12 * channels * tokens / (device.memory_bandwidth * device.efficiency.memory)
+    found = estimate_finetuning(config, wanted, price(elementwise=1.0), device).speedup
+    assert found == pytest.approx(1 / (1 + seconds * full.time.residual_factor))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_copies_of_fsdp_on_one_rank_take_as_long_as_measured() -> None:
     assert price(llama, FSDP, 4, 8192)["copies"] == pytest.approx(0.050, rel=0.15)
     assert price(llama, PLAIN, 4, 8192)["copies"] < 0.02
     # What other programs copy is in what was fitted.
-    assert price(llama, FSDP, 4, 8192, "torchtitan")["copies"] == 0
+    assert price(llama, FSDP, 4, 8192, "megatron-fsdp")["copies"] == 0
 
 
 def test_a_small_model_waits_for_the_hooks_of_its_wrapper() -> None:

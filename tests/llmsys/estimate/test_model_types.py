@@ -59,7 +59,12 @@ def test_parameters_equal_those_of_the_class(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# Its class multiplies the empty state of the first chunk too, and queries with keys once for each
+# value head; test_flops.py counts our module.
+COUNTED_OTHERWISE = {"qwen3_next"}
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in COUNTED_OTHERWISE])
 def test_operations_equal_those_that_torch_counts(name: str) -> None:
     model, config = oracle(name)
     with FlopCounterMode(display=False) as counter:

@@ -21,9 +21,12 @@ from tests.helpers.tensor_names import list_parameter_names
 def test_parts_sum_to_the_total(changes: dict[str, Any]) -> None:
     config = ModelConfig.model_validate(SHAPE | changes)
     counts = count_parameters(config)
+    linear = [config.is_moe_layer(layer) for layer in config.linear_layers]
     layers = {
-        "dense": config.num_dense_layers,
-        "moe": config.num_moe_layers,
+        "dense": config.num_dense_layers - linear.count(False),
+        "moe": config.num_moe_layers - linear.count(True),
+        "dense_linear": linear.count(False),
+        "moe_linear": linear.count(True),
         "encoder": config.encoder_model.num_hidden_layers,
         "multi_token_prediction": config.multi_token_prediction.depth
         if config.multi_token_prediction

@@ -18,6 +18,7 @@ from llmsys.estimate.prediction_error import (
     load_run_comparisons,
     update_profile,
 )
+from llmsys.estimate.program_profile import load_program_profile
 from llmsys.estimate.residual_model import load_residuals
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 from llmsys.events import EventWriter
@@ -65,7 +66,9 @@ def test_a_run_is_told_with_signed_residuals(tmp_path: Path) -> None:
     found = load_run_comparison(write_run(tmp_path / "a")).to_dict()
     assert found["memory_bytes"]["residual"] == 0.5
     time = found["step_seconds"]
-    assert time["residual"] == pytest.approx(1.7 / load_residuals().dense.factor - 1)
+    assert time["residual"] == pytest.approx(
+        1.7 / load_program_profile("llmsys").fit["dense"].factor - 1
+    )
     assert not time["within_p10_p90"]
     assert load_run_comparison(write_run(tmp_path / "b", 1.0)).to_dict()["step_seconds"][
         "within_p10_p90"

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from llmsys.config.engine import TorchEngineConfig
+from llmsys.config.loading.load import read_config
 from llmsys.errors import ConfigError
 from llmsys.estimate.program_profile import MAX_BASES, list_program_names, load_program_profile
 from llmsys.launch.main import main
@@ -123,7 +125,7 @@ def test_a_wrong_profile_is_rejected_with_its_line(text: str, message: str, tmp_
     [
         (("--program", "megatronn"), "Did you mean megatron"),
         (
-            ("--layout", "tp=2,dp=4"),
+            ("engine.data_parallel=fsdp", "--layout", "tp=2,dp=4"),
             "--layout tp=2,dp=4 is for other programs. Give llmsys layout.tensor=8",
         ),
         (("--program", "megatron", "--layout", "tp=2,dp=8"), "is 16 devices, and there are 8"),
@@ -195,3 +197,11 @@ def test_a_search_keeps_what_is_named_and_is_no_slower(capsys: pytest.CaptureFix
 def test_the_readme_names_every_program(repository: Path) -> None:
     text = (repository / README).read_text()
     assert [name for name in list_program_names() if f"`{name}`" not in text] == []
+
+
+def test_gradients_that_are_summed_whole_are_an_engine_of_a_program() -> None:
+    profile = load_program_profile("fsdp2")
+    config = read_config("model/llama3.2-1b", ()).run
+    engine = profile.select_engine(config, 1)
+    assert engine == TorchEngineConfig(data_parallel="fsdp", gradient_accumulation="whole")
+    assert not engine.reduces_each_micro_batch

@@ -2,12 +2,12 @@
 less.
 """
 
-from math import comb
+from math import comb, log
 from typing import Any
 
 import pytest
 
-from llmsys.config.engine import TorchEngineConfig
+from llmsys.config.engine import DeepSpeedEngineConfig, TorchEngineConfig
 from llmsys.config.loading.load import load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
@@ -19,8 +19,10 @@ from llmsys.estimate.communication_time import (
     estimate_all_gather_seconds,
     estimate_all_reduce_seconds,
     estimate_all_to_all_seconds,
+    estimate_small_all_reduce_seconds,
 )
-from llmsys.estimate.device_profile import DeviceProfile, load_device_profile
+from llmsys.estimate.device_profile import DeviceProfile, Interconnect, load_device_profile
+from llmsys.estimate.percentile_interval import Z90
 from llmsys.estimate.program_profile import ProgramProfile, load_program_profile
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
@@ -354,7 +356,8 @@ def test_messages_of_a_step_are_those_that_its_policy_sends(
     # llama3.1-8b in four micro-batches; every rank sends 7/8 of a whole, to the next of a ring.
     sent = 7 / 8 * parameters * (2 * gathers + bytes_of_sums * reductions)
     expected = sent / (link.bandwidth * H100.efficiency.links)
-    latency = 7 * link.latency_seconds * (gathers + reductions)
+    # a message for each of 32 blocks
+    latency = 32 * 7 * link.latency_seconds * (gathers + reductions)
     assert compute_messages(engine) == pytest.approx(expected + latency, rel=1e-9)
 
 
@@ -366,3 +369,133 @@ def test_messages_of_plain_hide_behind_nothing() -> None:
         for share in (1.0, 0.0)
     )
     assert hidden.parts["data"] == pytest.approx(shown.parts["data"])
+
+
+def test_messages_go_around_all_ranks_so_long_rings_of_a_slow_network_lose_time() -> None:
+    slow = H100.model_copy(
+        update={"network": Interconnect(bandwidth=6.25e9, latency_seconds=15e-6)}
+    )
+    layouts = [ParallelLayout(shard=8 * machines) for machines in (1, 8, 128)]
+    # 16 sequences on each rank
+    steps = [
+        seconds(
+            run(sequences=16 * one.shard), one, slow, program=change_time({"data_overlap": 0.5})
+        )
+        for one in layouts
+    ]
+    one, eight, many = (step.parts["data"] / step.factor for step in steps)
+    assert one < eight < many
+    # 1,024 ranks: 7 hops within each of 128 machines and 127 between them, for each of 32 blocks
+    around = 128 * 7 * 6e-6 + 127 * 15e-6
+    group = RankGroup(1024)
+    plain, blocks = (estimate_all_gather_seconds(group, 1e9, slow, count) for count in (1, 32))
+    assert blocks - plain == pytest.approx(31 * around)
+
+
+def test_gathers_of_8_bit_matmuls_send_half_of_the_bytes() -> None:
+    layout = ParallelLayout(shard=2, tensor=4)
+    link = Interconnect(bandwidth=450e9, latency_seconds=0)
+    wide, narrow = (
+        seconds(
+            run(),
+            layout,
+            H100.model_copy(update={"node": link}),
+            program=change_time({"gathers": kind}),
+            matmul_dtype="fp8_tensor",
+        ).parts["tensor"]
+        for kind in ("compute", "matmul")
+    )
+    # four scatters keep 16 bits, and six gathers send 8
+    assert narrow / wide == pytest.approx((4 + 3) / 10)
+    same = seconds(run(), layout, program=change_time({"gathers": "matmul"})).parts["tensor"]
+    assert same == seconds(run(), layout, program=change_time({})).parts["tensor"]
+
+
+def test_a_ring_with_documents_computes_every_pair_in_float32() -> None:
+    layout = ParallelLayout(shard=1, context=8, context_kind="ring")
+    config = run(sequences=1)
+    whole = {"sequence_length": 8192, "attention_scope": "window"}
+    config = config.model_copy(update={"batch": config.batch.model_copy(update=whole)})
+    packed = config.model_copy(
+        update={"batch": config.batch.model_copy(update={"attention_scope": "document"})}
+    )
+    fused, eager = (
+        seconds(one, layout, documents=lengths, program=load_program_profile("llmsys"))
+        for one, lengths in ((config, ()), (packed, (1024,)))
+    )
+    model = config.model
+    scores = model.num_hidden_layers * model.num_attention_heads * 8192**2 / 8
+    least = 3.5 * 2 * scores * 2 * model.head_dim / H100.get_peak_flops("fp32")
+    assert eager.parts["attention"] / eager.factor > least
+    assert eager.parts["attention"] > 20 * fused.parts["attention"]
+
+
+def test_a_small_all_reduce_within_a_machine_takes_one_step() -> None:
+    group, small = RankGroup(8), 8192 * 2.0
+    assert 8e-6 <= estimate_small_all_reduce_seconds(group, small, H100) <= 15e-6
+    assert estimate_all_reduce_seconds(group, small, H100) > 80e-6
+    large = 1e9
+    assert estimate_small_all_reduce_seconds(group, large, H100) == estimate_all_reduce_seconds(
+        group, large, H100
+    )
+    machines = RankGroup(16)
+    assert estimate_small_all_reduce_seconds(machines, small, H100) == estimate_all_reduce_seconds(
+        machines, small, H100
+    )
+
+
+def test_the_deviation_of_a_step_has_a_part_between_programs() -> None:
+    layout = ParallelLayout(shard=8)
+    unknown, known = (
+        seconds(run(), layout, program=load_program_profile(name))
+        for name in ("unknown", "megatron")
+    )
+    assert unknown.between > known.between > 0
+    assert unknown.spread > known.spread > known.between
+    for step in (unknown, known):
+        width = log(step.seconds.p90 / step.seconds.p10)
+        assert width == pytest.approx(2 * Z90 * step.spread)
+    output = unknown.to_output()
+    assert (output.residual_spread, output.program_spread) == (unknown.spread, unknown.between)
+
+
+def test_an_all_reduce_of_small_messages_goes_up_a_tree_and_a_large_one_around_the_ring() -> None:
+    one_of_each = RankGroup(128, 8)
+    link = H100.get_interconnect("network")
+    small = estimate_all_reduce_seconds(one_of_each, 1.0, H100, 10)
+    assert small == pytest.approx(2 * 10 * 7 * link.latency_seconds, rel=1e-3)
+    large = estimate_all_reduce_seconds(one_of_each, 1e12, H100, 10)
+    sent = 2 * 1e12 * 127 / 128 / (link.bandwidth * H100.efficiency.links)
+    assert large == pytest.approx(sent + 2 * 10 * 127 * link.latency_seconds)
+
+
+def price_messages(layout: ParallelLayout, owned: str) -> float:
+    """Seconds of weights and gradients under ZeRO-1 where the way to another machine takes a second
+    and bytes take no time.
+    """
+    device = H100.model_copy(
+        update={
+            "node": Interconnect(bandwidth=1e30, latency_seconds=0.0),
+            "network": Interconnect(bandwidth=1e30, latency_seconds=1.0),
+        }
+    )
+    program = change_time({"owned": owned, "data_overlap": 0.0})
+    config = run(sequences=2048).model_copy(update={"engine": DeepSpeedEngineConfig(zero_stage=1)})
+    found = seconds(config, layout, device, program=program)
+    return found.parts["data"] / found.factor
+
+
+def test_every_bucket_is_summed_over_the_replicas() -> None:
+    # up and down a tree of 4 machines, for each of 32 blocks; a replica is inside of a machine
+    assert price_messages(ParallelLayout(replicate=4, shard=8), "slices") == pytest.approx(128)
+    assert price_messages(ParallelLayout(replicate=1, shard=8), "slices") == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("ranks", "owners"), [(32, 32), (1024, 291)])
+def test_owners_of_whole_tensors_send_their_weights_one_by_one(ranks: int, owners: int) -> None:
+    # Llama 3.1 8B: 9 tensors in each of 32 blocks, embedding, head and the last norm
+    machines = ranks // 8
+    summed = 2 * 32 * log(machines, 2)
+    sent = owners * (machines - 1)
+    found = price_messages(ParallelLayout(shard=ranks), "tensors")
+    assert found == pytest.approx(summed + sent)

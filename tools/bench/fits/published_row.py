@@ -17,11 +17,16 @@ from typing import Any, Literal
 
 import yaml
 
-from llmsys.config.loading.load import load_model_config
+from llmsys.config.loading.load import load_model_config, read_config
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError, LlmsysError
 from llmsys.estimate.device_profile import load_device_profile
-from llmsys.launch.commands.estimate_request import compute_estimate
+from llmsys.estimate.model_tensors import count_parameters
+from llmsys.launch.commands.estimate_request import (
+    build_pricing_request,
+    build_program_run,
+    compute_estimate,
+)
 from llmsys.launch.main import build_parser
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,6 +70,34 @@ def run_estimate(words: tuple[str, ...]) -> dict[str, Any]:
     arguments = build_parser(words[0]).parse_intermixed_args(words[1:])
     with redirect_stdout(StringIO()):
         return compute_estimate(arguments)[1].model_dump(exclude_unset=True)
+
+
+@cache
+def estimate_printed_step(words: tuple[str, ...]) -> dict[str, Any]:
+    """Return the part of `run_estimate` that a step's price needs, without memory and FLOPs.
+
+    Args:
+        words: arguments of the command, the verb first; with --program.
+
+    Returns:
+        The same values under `parameters`, `batch` and `time`.
+    """
+    arguments = build_parser(words[0]).parse_intermixed_args(words[1:])
+    resolved = read_config(arguments.config, arguments.overrides)
+    request = build_pricing_request(arguments)
+    planned = build_program_run(resolved, arguments, request)
+    assert request is not None, "a published step has a device"
+    assert planned is not None, "a published step has a program"
+    step = planned.estimate_step(request.device, tuple(arguments.documents))
+    counts = count_parameters(planned.config.model)
+    return {
+        "parameters": {"active": {"all": counts.active.all}, "total": counts.total},
+        "batch": {
+            "tokens": planned.config.batch.tokens_per_step,
+            "sequence_length": planned.config.batch.sequence_length,
+        },
+        "time": step.to_output().model_dump(),
+    }
 
 
 @cache

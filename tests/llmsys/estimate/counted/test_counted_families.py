@@ -100,19 +100,6 @@ def draw_jamba(draw: Draw) -> dict[str, Any]:
     )
 
 
-def draw_qwen3_next(draw: Draw) -> dict[str, Any]:
-    keys = draw.choice((1, 2))
-    return draw_decoder(draw) | {
-        "head_dim": 4 * draw.randint(1, 4), "linear_num_key_heads": keys,
-        "linear_num_value_heads": 2 * keys,
-        "linear_key_head_dim": draw.randint(2, 9), "linear_value_head_dim": draw.randint(2, 9),
-        "linear_conv_kernel_dim": 3, "moe_intermediate_size": draw.randint(4, 20), "num_experts": 6,
-        "shared_expert_intermediate_size": draw.randint(4, 20), "num_experts_per_tok": 2,
-        "decoder_sparse_step": draw.choice((1, 2)), "mlp_only_layers": draw.choice(([], [0])),
-        "num_hidden_layers": draw.randint(3, 6),
-    } | draw_flag(draw, "attention_bias")  # fmt: skip
-
-
 def draw_nemotron_h(draw: Draw) -> dict[str, Any]:
     kinds = ["linear_attention", "full_attention", "moe", "mlp"]
     values = draw_decoder(draw) | {
@@ -168,10 +155,9 @@ FAMILIES: dict[str, tuple[str, Any]] = {
     "mamba": ("MambaForCausalLM", draw_mamba),
     "mamba2": ("Mamba2ForCausalLM", draw_mamba2),
     "jamba": ("JambaForCausalLM", draw_jamba),
-    "qwen3_next": ("Qwen3NextForCausalLM", draw_qwen3_next),
     "nemotron_h": ("NemotronHForCausalLM", draw_nemotron_h),
 }
-SCANS = {"mamba", "mamba2", "jamba", "qwen3_next", "nemotron_h"}
+SCANS = {"mamba", "mamba2", "jamba", "nemotron_h"}
 SEQUENCES, LENGTH = 2, 7
 
 
@@ -247,7 +233,6 @@ PUBLISHED = {  # total parameters as transformers' classes have them on publishe
         2_702_599_680,
     ),
     "jamba": ({}, 51_570_323_328),
-    "qwen3_next": ({}, 79_674_391_296),
 }  # fmt: skip
 
 

@@ -125,7 +125,8 @@ def test_the_fastest_of_a_plan_is_within_a_percent_of_trying_everything(model) -
 
 def test_every_neighbour_of_the_best_has_the_reason_that_binds_it() -> None:
     run = config("llama3.1-8b", "batch.sequence_length=8192", "batch.sequences=64")
-    found = search_layouts(run, PlanTarget(ClusterCosts(devices=16), H100))
+    place = PlanTarget(ClusterCosts(devices=16), H100)
+    found = search_layouts(run, place)
     kinds = {one.reason.split(":")[0] for one in found.rejected}
     assert kinds <= {"illegal", "memory", "time"}
     assert {"memory", "time"} <= kinds
@@ -133,7 +134,7 @@ def test_every_neighbour_of_the_best_has_the_reason_that_binds_it() -> None:
     assert ddp.reason.startswith("memory: "), (
         "8B parameters, masters and moments do not fit one device"
     )
-    counted = build_plan_output(found, H100, [], programs=[], launch="", dryrun="")
+    counted = build_plan_output(found, place, [], programs=[], launch="", dryrun="")
     assert 0 < counted.fitting < len(found.ranked), (
         "a layout with several micro-batches is one layout"
     )
@@ -195,13 +196,13 @@ def list_wrappers(devices: int) -> set[str]:
     """Return the kinds of data parallelism of the candidates on so many devices."""
     run = config("llama3.2-1b", "batch.sequences=64", "batch.sequence_length=4096")
     place = PlanTarget(ClusterCosts(devices=devices), H100)
-    return {format_engine_name(one.engine) for one in iter_candidates(run, place, ENGINES[:3])}
+    return {format_engine_name(one.engine) for one in iter_candidates(run, place, ENGINES[:4])}
 
 
 def test_whole_weights_without_a_wrapper_are_for_one_machine() -> None:
     assert list_wrappers(1) == {"fsdp", "plain"}
-    assert list_wrappers(8) == {"fsdp", "plain", "ddp"}
-    assert list_wrappers(16) == {"fsdp", "ddp"}
+    assert list_wrappers(8) == {"fsdp", "fsdp+whole", "plain", "ddp"}
+    assert list_wrappers(16) == {"fsdp", "fsdp+whole", "ddp"}
 
 
 def test_one_device_has_no_wrapper() -> None:

@@ -1,4 +1,4 @@
-"""The law of small runs: level and slope by least squares, an interval from texts left out."""
+"""The law of small runs: a level over the ladder, an interval from texts left out."""
 
 import math
 
@@ -17,38 +17,34 @@ from llmsys.estimate.scaling.small_run_law import (
 SHAPE = LadderShape(e=1.34, a=5220.0, alpha=0.884, b=20.6, beta=0.142, bytes_per_token=2.945)
 
 
-def make_run(text: str, xz: float, factor: float, tokens: int = 500_000) -> SmallRun:
-    curve = compute_curve(SHAPE, 1e6, tokens, 1e9, 3.0)
+def make_run(text: str, length: float, factor: float, tokens: int = 500_000) -> SmallRun:
+    curve = compute_curve(SHAPE, 1e6, tokens, 1e9, 3.0, length)
     return SmallRun(
         text=text,
         parameters=1_000_000,
         tokens=tokens,
         unique_tokens=10**9,
         bytes_per_token=3.0,
-        xz_bits_per_byte=xz,
+        token_length=length,
         bits_per_byte=curve * factor,
     )
 
 
 def build_runs(*runs: SmallRun) -> SmallRuns:
-    return SmallRuns(format_version=1, measured="made up", ladder=SHAPE, runs=runs)
+    return SmallRuns(format_version=2, measured="made up", ladder=SHAPE, runs=runs)
 
 
-def test_the_fit_is_that_of_a_line_through_logarithms() -> None:
-    points = {"a": (2.0, 0.80), "b": (2.5, 0.95), "c": (3.0, 1.12), "d": (3.5, 1.2)}
+def test_the_level_is_the_mean_of_logarithms() -> None:
+    points = {"a": (0.8, 0.80), "b": (0.9, 0.95), "c": (1.0, 1.12), "d": (1.3, 1.2)}
     law = fit_small_runs(build_runs(*(make_run(name, *one) for name, one in points.items())))
-    x, y = np.log(np.array([*points.values()])).T
-    slope, level = np.polyfit(x, y, 1)
-    assert law.slope == pytest.approx(slope)
-    assert law.level == pytest.approx(level)
-    errors = [
-        y[i] - np.polyval(np.polyfit(np.delete(x, i), np.delete(y, i), 1), x[i]) for i in range(4)
-    ]
+    rests = np.log([factor for _, factor in points.values()])
+    assert law.level == pytest.approx(rests.mean())
+    errors = [rests[i] - np.delete(rests, i).mean() for i in range(4)]
     assert law.spread == pytest.approx(np.sqrt(np.mean(np.square(errors))))
 
 
 def test_a_text_is_left_out_with_all_of_its_runs() -> None:
-    points = {"a": (2.0, 0.8), "b": (2.5, 1.0), "c": (3.0, 1.3), "d": (3.5, 1.2)}
+    points = {"a": (0.8, 0.8), "b": (0.9, 1.0), "c": (1.0, 1.3), "d": (1.3, 1.2)}
     once = fit_small_runs(build_runs(*(make_run(name, *one) for name, one in points.items())))
     twice = fit_small_runs(
         build_runs(*(make_run(name, *one) for name, one in points.items() for _ in range(2)))
@@ -58,15 +54,37 @@ def test_a_text_is_left_out_with_all_of_its_runs() -> None:
 
 def test_the_curve_is_that_of_the_ladder_in_bits_per_byte() -> None:
     # 1.04M parameters and 524,288 tokens: 4.505 nats were measured
-    bits = compute_curve(SHAPE, 1.04e6, 524_288, 1e9, SHAPE.bytes_per_token)
+    bits = compute_curve(SHAPE, 1.04e6, 524_288, 1e9, SHAPE.bytes_per_token, 1.0)
     assert bits * math.log(2) * SHAPE.bytes_per_token == pytest.approx(4.505, rel=0.015)
 
 
 def test_repeated_tokens_count_for_less_and_larger_tokens_for_more() -> None:
-    new = compute_curve(SHAPE, 1e6, 4e6, 4e6, 3.0)
-    assert compute_curve(SHAPE, 1e6, 4e6, 2e6, 3.0) > new
-    assert compute_curve(SHAPE, 1e6, 4e6, 2e6, 3.0) == pytest.approx(new, rel=0.01)
-    assert compute_curve(SHAPE, 1e6, 4e6, 1e9, 4.0) < new
+    new = compute_curve(SHAPE, 1e6, 4e6, 4e6, 3.0, 1.0)
+    assert compute_curve(SHAPE, 1e6, 4e6, 2e6, 3.0, 1.0) > new
+    assert compute_curve(SHAPE, 1e6, 4e6, 2e6, 3.0, 1.0) == pytest.approx(new, rel=0.01)
+    assert compute_curve(SHAPE, 1e6, 4e6, 1e9, 4.0, 1.0) < new
+
+
+def test_a_text_of_longer_tokens_has_the_same_nats_per_token() -> None:
+    plain = compute_curve(SHAPE, 1e6, 500_000, 1e9, 3.0, 1.0)
+    longer = compute_curve(SHAPE, 1e6, 500_000, 1e9, 3.9, 1.3)
+    assert longer * 1.3 == pytest.approx(plain)
+
+
+def test_a_text_of_unknown_tokens_has_a_wider_interval() -> None:
+    law = load_small_run_law()
+    known, unknown = (
+        law.predict_bits_per_byte(
+            parameters=law.parameters[0],
+            tokens=3e5,
+            unique_tokens=1e12,
+            bytes_per_token=3.0,
+            token_length=length,
+        )
+        for length in (1.0, None)
+    )
+    assert unknown.p50 == known.p50
+    assert unknown.p90 / unknown.p50 > 1.1 * known.p90 / known.p50
 
 
 def test_the_interval_widens_outside_of_the_measured_runs() -> None:
@@ -78,7 +96,7 @@ def test_the_interval_widens_outside_of_the_measured_runs() -> None:
             tokens=tokens,
             unique_tokens=1e12,
             bytes_per_token=3.0,
-            xz_bits_per_byte=2.5,
+            token_length=1.0,
         )
         return found.p90 / found.p50
 

@@ -97,6 +97,16 @@ class BaseAttentionConfig(Section):
         """
         return None
 
+    def count_backward_products(self, model: ModelShape, length: int) -> int:
+        """Return the multiplications that the backward pass of a row has beyond two for each one of
+        the forward pass.
+
+        Args:
+            model: widths of the model.
+            length: positions of the row.
+        """
+        return 0
+
     def fold_row(self, length: int) -> FoldedRow:
         """Return how queries and keys of a row meet.
 
@@ -155,6 +165,11 @@ class MultiHeadAttentionConfig(BaseAttentionConfig):
     clip: float | None = Field(
         None, gt=0, description="Clamp queries, keys and values to ±clip (DBRX, OLMoE)."
     )
+    output_gate: bool = Field(
+        False,
+        description="Multiply the outputs of the heads by the sigmoid of one more projection "
+        "(Qiu 2025, arXiv:2505.06708; Qwen3-Next).",
+    )
 
     @property
     def cross_attention(self) -> "MultiHeadAttentionConfig":
@@ -191,6 +206,8 @@ class MultiHeadAttentionConfig(BaseAttentionConfig):
         yield from iter_linear_parameters(
             f"{name}.o_proj", hidden, queries, self.output_bias, "attention"
         )
+        if self.output_gate:
+            yield from iter_linear_parameters(f"{name}.g_proj", queries, hidden, bias, "attention")
         if self.qk_norm != "none":
             is_full = self.qk_norm == "full"
             yield from model.norm.iter_parameters(
@@ -272,6 +289,11 @@ class MultiHeadAttentionConfig(BaseAttentionConfig):
                 )
             if is_rotated:
                 yield SavedTensor(f"rotated {name}", size, "pointwise", is_saved=is_saved)
+        if self.output_gate:
+            gate = shape.compute_sharded_bytes(scores.heads * scores.value_channels)
+            yield SavedTensor("output gate", gate, "product", is_saved=False)
+            yield SavedTensor("sigmoid of the output gate", gate, "pointwise")
+            yield SavedTensor("gated output", gate, "pointwise")
 
     def _iter_norm_tensors(
         self,

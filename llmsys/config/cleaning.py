@@ -1,9 +1,10 @@
 """Sections that say how documents are read and cleaned: reading, extraction, URL filter, Unicode
 repair, personal data.
 
-Reading: the format of a file (WARC, WET, ARC, jsonl, parquet, Arrow; gzip, zstd, lz4 or plain) is
-detected from its bytes. Keys and endpoints of remote storage come from the environment (AWS_*,
-FSSPEC_S3_*), because the config is written into the dataset and must not contain secrets.
+Reading: the format of a file (WARC, WET, ARC, jsonl, parquet, Arrow; gzip, zstd, lz4, bzip2, xz or
+plain) is detected from its bytes, that of CSV and TSV from its name. Keys and endpoints of remote
+storage come from the environment (AWS_*, FSSPEC_S3_*), because the config is written into the
+dataset and must not contain secrets.
 
 URL filters run first, because they need no extraction. Unicode is repaired before the language is
 identified, and personal data is replaced in kept documents only.
@@ -13,7 +14,8 @@ Invariants:
 - A page above a limit is dropped with the limit, its value and its threshold.
 """
 
-from operator import not_
+from functools import partial
+from operator import eq, not_
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -238,14 +240,17 @@ class PythonReaderConfig(PythonCode):
     __hash__ = PythonCode.__hash__
 
 
+FieldName = Annotated[str, Field(min_length=1)]
+
+
 class ReadConfig(Section):
     """Options for reading crawl files and document files."""
 
     text_field: str = Field(
         "text",
         min_length=1,
-        description="Field of JSON lines, Parquet and Arrow files with the text. a.b: field b of "
-        "a.",
+        description="Field of JSON lines, CSV, Parquet and Arrow files with the text. a.b: field b "
+        "of a.",
     )
     url_field: str = Field(
         "url", description="Field with the URL. A document without it has an empty URL."
@@ -255,6 +260,12 @@ class ReadConfig(Section):
         description="Field with the id. A document without it gets a hash of URL, date and text.",
     )
     date_field: str = Field("date", description="Field with the time of capture.")
+    keep_fields: Literal["all", "none"] | tuple[FieldName, ...] = Field(
+        "all",
+        exclude_if=partial(eq, "all"),  # keys of datasets that were prepared before it
+        description="Further fields of JSON lines, CSV, Parquet and Arrow files that become "
+        "columns of documents/ and dropped/: all, none, or names; a.b: field b of a.",
+    )
     on_digest_mismatch: Literal["drop", "count", "ignore"] = Field(
         "drop",
         description="Action if WARC-Block-Digest or WARC-Payload-Digest does not match: drop and "

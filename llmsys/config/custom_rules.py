@@ -196,12 +196,8 @@ class PerplexityConfig(NamedRuleConfig):
         return (self.model, *([self.sentencepiece_model] if self.sentencepiece_model else []))
 
 
-class PythonRuleConfig(PythonCode, NamedRuleConfig):
-    """A rule of your own: a class that extends
-    `llmsys.data_pipeline.rules.python_rule.PythonRule`.
-    """
-
-    kind: Literal["python"] = "python"
+class _PythonRuleConfig(PythonCode, NamedRuleConfig):
+    """Fields of all rules of your own."""
 
     __hash__ = PythonCode.__hash__
 
@@ -209,3 +205,34 @@ class PythonRuleConfig(PythonCode, NamedRuleConfig):
     def title(self) -> str:
         """The name, or that of the class in lower case with underscores."""
         return self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.class_name).lower()
+
+
+class PythonRuleConfig(_PythonRuleConfig):
+    """A rule of your own: a class that extends
+    `llmsys.data_pipeline.rules.python_rule.PythonRule`, or `python_document.DocumentRule`, which
+    sees every column.
+    """
+
+    kind: Literal["python"] = "python"
+
+    __hash__ = PythonCode.__hash__
+
+
+class AnnotatorConfig(_PythonRuleConfig):
+    """An annotator of your own, which adds columns to documents and drops none: a class that
+    extends `llmsys.data_pipeline.rules.python_document.PythonAnnotator`.
+    """
+
+    kind: Literal["annotator"] = "annotator"
+
+    __hash__ = PythonCode.__hash__
+
+
+class MapperConfig(_PythonRuleConfig):
+    """A mapper of your own, which changes texts and drops none: a class that extends
+    `llmsys.data_pipeline.rules.python_document.PythonMapper`.
+    """
+
+    kind: Literal["mapper"] = "mapper"
+
+    __hash__ = PythonCode.__hash__

@@ -27,7 +27,7 @@ from llmsys.config.cleaning import (
     UnicodeConfig,
     UrlConfig,
 )
-from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig
+from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig, MapperConfig
 from llmsys.config.decontamination import DecontaminateConfig, NoDecontamination
 from llmsys.config.deduplication import DeduplicationConfig
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
@@ -168,6 +168,10 @@ class TokenFilesConfig(Section):
     )
 
 
+def _is_own(value: object) -> bool:
+    return value == "own"
+
+
 class DocumentFilesConfig(Section):
     """Layout of the document files."""
 
@@ -181,6 +185,12 @@ class DocumentFilesConfig(Section):
         (),
         description="Additional formats of the documents, for other tools; later stages read "
         "Arrow.",
+    )
+    export_columns: Literal["own", "fineweb"] = Field(
+        "own",
+        exclude_if=_is_own,  # keys of datasets that were prepared before it
+        description="Columns in these formats. own: those of the Arrow files. fineweb: FineWeb's "
+        "names where there is an equivalent, and token_count.",
     )
 
 
@@ -200,8 +210,8 @@ class CrawlConfig(Section):
     )
     heldout_inputs: tuple[InputEntry, ...] = Field(
         (),
-        description="Files whose documents are held out for evaluation, and no others. Empty: "
-        "split.heldout_fraction of the documents.",
+        description="Files whose documents are held out for evaluation, and no others; without "
+        "inputs, the whole dataset. Empty: split.heldout_fraction of the documents.",
     )
     read: ReadConfig = Field(ReadConfig(), description="Reading of input files.")
     url: UrlConfig = Field(NoUrlFilter(), description="URL filter, applied before extraction.")
@@ -240,6 +250,18 @@ class CrawlConfig(Section):
             for place, words in enumerate(rule.word_lists)
             if words.language != ANY_LANGUAGE
         ]
+        extract = info.data.get("extract")
+        if isinstance(extract, ArticleExtractorConfig) and extract.format == "markdown":
+            found += [
+                Violation(
+                    str(number),
+                    "a mapper changes the text form, and documents are Markdown "
+                    "(data.extract.format=markdown). Use data.extract.format=text, or leave the "
+                    "mapper out.",
+                )
+                for number, rule in enumerate(rules)
+                if isinstance(rule, MapperConfig)
+            ]
         if language := info.data.get("language"):  # a wrong one has a message of its own
             found += find_code_violations(language.kind, codes)
         raise_violations(found)

@@ -91,7 +91,9 @@ class SpacedWordsConfig(Section):
 
     kind: Literal["spaces"] = "spaces"
     rules: str = Field(
-        "xx", description="Language of spaCy's tokenizer rules. xx: the language-independent rules."
+        "xx",
+        description="Language of spaCy's tokenizer rules. xx: the language-independent rules. "
+        "Those of the shipped profiles are here; others need spaCy: llmsys[spacy].",
     )
 
 

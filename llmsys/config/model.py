@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -26,6 +27,7 @@ from llmsys.config.head import (
     RecurrenceConfig,
     list_head_kinds,
 )
+from llmsys.config.linear_attention import LinearAttentionConfig, find_linear_violations
 from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.moe import MoeConfig
 from llmsys.config.norm import (
@@ -50,7 +52,12 @@ from llmsys.config.section import (
 from llmsys.errors import Violation, format_choices
 
 Family = Literal["decoder", "encoder", "encoder_decoder"]
-LayerType = Literal["full_attention", "sliding_attention"]
+LayerType = Literal["full_attention", "sliding_attention", "linear_attention"]
+
+
+@lru_cache(maxsize=64)  # a plan asks thousands of times
+def _list_moe_layers(moe: MoeConfig, num_layers: int) -> tuple[int, ...]:
+    return tuple(layer for layer in range(num_layers) if moe.is_moe_layer(layer))
 
 
 class ModelConfig(Section):
@@ -91,7 +98,7 @@ class ModelConfig(Section):
     layer_types: tuple[LayerType, ...] = Field(
         (),
         description="Attention type by layer, repeated over the depth. Default: all sliding if "
-        "sliding_window is set.",
+        "sliding_window is set. linear_attention takes model.linear_attention.",
     )
     tie_word_embeddings: bool = Field(
         False, description="Share the embedding matrix with the head."
@@ -110,6 +117,9 @@ class ModelConfig(Section):
     )
     position: PositionConfig = Field(RopeConfig(), description="Position encoding.")
     attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="Attention layer.")
+    linear_attention: LinearAttentionConfig | None = Field(
+        None, description="Mixer of the layers of type linear_attention. null: no such layers."
+    )
     feed_forward: DenseFeedForwardConfig = Field(
         SwigluConfig(), description="Dense feed-forward layers."
     )
@@ -168,6 +178,39 @@ class ModelConfig(Section):
         """
         return self.sliding_window if self.get_layer_type(layer) == "sliding_attention" else None
 
+    def is_linear_layer(self, layer: int) -> bool:
+        """Return whether a block has linear attention.
+
+        Args:
+            layer: number of the block, counted from 0.
+        """
+        return self.get_layer_type(layer) == "linear_attention"
+
+    def get_mixer(self, layer: int) -> AttentionConfig | LinearAttentionConfig:
+        """Return the section of what mixes positions in a block: attention or linear attention.
+
+        Args:
+            layer: number of the block, counted from 0.
+        """
+        if self.linear_attention is not None and self.is_linear_layer(layer):
+            return self.linear_attention
+        return self.attention
+
+    @property
+    def linear_layers(self) -> list[int]:
+        """Indices of the blocks with linear attention."""
+        return [layer for layer in range(self.num_hidden_layers) if self.is_linear_layer(layer)]
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Number of blocks with full or sliding attention."""
+        return self.num_hidden_layers - len(self.linear_layers)
+
+    @property
+    def has_linear_layers(self) -> bool:
+        """Some blocks have linear attention."""
+        return "linear_attention" in self.layer_types
+
     def uses_rope(self, layer: int) -> bool:
         """Return whether a block applies RoPE.
 
@@ -175,7 +218,9 @@ class ModelConfig(Section):
             layer: number of the block, counted from 0.
         """
         return (
-            self.position.kind == "rope" and self.position.layers[layer % len(self.position.layers)]
+            self.position.kind == "rope"
+            and self.position.layers[layer % len(self.position.layers)]
+            and not self.is_linear_layer(layer)
         )
 
     @property
@@ -208,6 +253,11 @@ class ModelConfig(Section):
         return "python" in (self.attention.kind, self.feed_forward.kind)
 
     @property
+    def has_output_gate(self) -> bool:
+        """The outputs of attention are multiplied by a gate."""
+        return bool(getattr(self.attention, "output_gate", False))
+
+    @property
     def num_blocks(self) -> int:
         """Number of blocks with separate weights."""
         return self.num_hidden_layers if self.recurrence is None and self.rnn is None else 1
@@ -215,12 +265,14 @@ class ModelConfig(Section):
     @property
     def moe_layers(self) -> list[int]:
         """Indices of the blocks with experts."""
-        return [layer for layer in range(self.num_hidden_layers) if self.is_moe_layer(layer)]
+        if self.moe is None:
+            return []
+        return list(_list_moe_layers(self.moe, self.num_hidden_layers))
 
     @property
     def num_moe_layers(self) -> int:
         """Number of blocks with experts."""
-        return len(self.moe_layers)
+        return 0 if self.moe is None else len(_list_moe_layers(self.moe, self.num_hidden_layers))
 
     @property
     def num_dense_layers(self) -> int:
@@ -237,7 +289,7 @@ class ModelConfig(Section):
             "moe": None,
             "multi_token_prediction": None,
         }
-        changes |= {"sliding_window": None, "layer_types": ()}
+        changes |= {"sliding_window": None, "layer_types": (), "linear_attention": None}
         if (own := self.encoder) is not None:
             changes["num_hidden_layers"] = own.num_hidden_layers
             changes["intermediate_size"] = own.intermediate_size or self.intermediate_size
@@ -255,6 +307,7 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from _find_position_violations(model)
     yield from _find_family_violations(model)
     yield from _find_window_violations(model)
+    yield from _find_linear_violations(model)
     yield from _find_expert_violations(model)
     yield from _find_recurrence_violations(model)
     yield from _find_python_violations(model)
@@ -389,6 +442,18 @@ def _find_window_violations(model: ModelConfig) -> Iterator[Violation]:
             f"{len(model.layer_types)} kinds for num_hidden_layers={model.num_hidden_layers}. "
             f"Give {model.num_hidden_layers}, or a shorter list that repeats.",
         )
+
+
+def _find_linear_violations(model: ModelConfig) -> Iterator[Violation]:
+    given = {
+        "recurrence": None if model.recurrence is None else model.recurrence.kind,
+        "residual.kind": "reversible" if model.residual.is_reversible else None,
+        "parametrization.kind": model.parametrization.kind,
+    }
+    layers = (model.has_linear_layers, model.linear_layers, model.layer_types)
+    yield from find_linear_violations(
+        model.linear_attention, *layers, model.family, model.attention.kind, given
+    )
 
 
 def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:

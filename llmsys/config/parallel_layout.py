@@ -42,7 +42,7 @@ def find_model_sharding_violations(
     if tensor * context == 1:
         return
     yield from _find_head_violations(tensor, context // ring, model)
-    for key, width in _iter_sharded_widths(model):
+    for key, width in iter_sharded_widths(model):
         if width % tensor:
             legal = [n for n in list_divisors(width) if model.num_attention_heads % n == 0]
             yield Violation(
@@ -167,9 +167,12 @@ def _build_head_violation(axis: str, ranks: int, groups: int, what: str) -> Viol
     )
 
 
-def _iter_sharded_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
+def iter_sharded_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
     """Yield config key and inner width of all sharded feed-forwards: dense layers and shared
     experts.
+
+    Args:
+        model: the architecture.
     """
     if model.num_dense_layers:
         yield "intermediate_size", model.intermediate_size

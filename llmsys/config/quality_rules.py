@@ -14,9 +14,11 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, ValidationInfo, field_validator
 
 from llmsys.config.custom_rules import (
+    AnnotatorConfig,
     BadWordsConfig,
     FastTextClassifierConfig,
     LinearClassifierConfig,
+    MapperConfig,
     PerplexityConfig,
     PythonRuleConfig,
 )
@@ -242,7 +244,9 @@ RuleConfig = Annotated[
     | PerplexityConfig
     | FinewebQualityConfig
     | NativeTextConfig
-    | PythonRuleConfig,
+    | PythonRuleConfig
+    | AnnotatorConfig
+    | MapperConfig,
     Field(discriminator="kind"),
 ]
 

@@ -39,6 +39,7 @@ from llmsys.config.run_constraints import (
     find_evaluation_violations,
     find_image_violations,
     find_length_violations,
+    find_moment_violations,
     find_retention_violations,
     find_rotation_violations,
     resolve_layout,
@@ -176,6 +177,7 @@ class RunConfig(Section):
             self.evaluation, self.objective.kind, self.batch.sequence_length
         )
         yield from self._find_axis_violations()
+        yield from find_moment_violations(self.optimizer, self.layout.tensor, self.model)
         if isinstance(self.data, ImagesConfig) and "model" in self.model_fields_set:
             yield from find_image_violations(self.data, self.model, self.batch.sequence_length)
         if self.train.reproducibility == "bitwise" and self.objective.uses_windows:
@@ -355,7 +357,11 @@ class RunConfig(Section):
             "block"
             if has_triton
             and plain
-            and not (self.model.residual.is_reversible or self.model.has_python_blocks)
+            and not (
+                self.model.residual.is_reversible
+                or self.model.has_python_blocks
+                or self.model.has_linear_layers
+            )
             else "none"
         )
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})

@@ -13,9 +13,11 @@ from llmsys.config.engine import EngineConfig
 from llmsys.config.evaluation import EvaluationConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.model import ModelConfig
-from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.optimizer import OptimizerConfig, get_moment_block
+from llmsys.config.parallel_layout import ParallelLayout, iter_sharded_widths
 from llmsys.config.position import RopeConfig, is_length_dependent
-from llmsys.config.section import find_nearest_multiples
+from llmsys.config.python_blocks import PythonAttentionConfig
+from llmsys.config.section import find_nearest_multiples, list_divisors
 from llmsys.errors import LayoutError, Violation, format_choices
 
 
@@ -66,6 +68,52 @@ def find_rotation_violations(
             "depend on what else is in it. Use yarn, llama3, linear or none, or rows of at most "
             f"{original} positions (batch.sequence_length, batch.target_sequence_length).",
         )
+
+
+def find_moment_violations(
+    optimizer: OptimizerConfig, tensor: int, model: ModelConfig
+) -> Iterator[Violation]:
+    """Yield a violation where neighbours that share a scale of 8-bit moments would lie on two
+    tensor ranks, which hold some columns each of the output projections.
+
+    Args:
+        optimizer: the `optimizer:` section.
+        tensor: size of the tensor axis.
+        model: the `model:` section.
+    """
+    if getattr(optimizer, "moments", "fp32") != "int8" or tensor == 1:
+        return
+    widths = dict(_iter_output_widths(model))
+    legal = [
+        size
+        for size in list_divisors(model.num_attention_heads)
+        if all(_has_whole_blocks(width, size) for width in widths.values())
+    ]
+    for name, width in widths.items():
+        if not _has_whole_blocks(width, tensor):
+            yield Violation(
+                "optimizer.moments",
+                f"int8 has one scale for {get_moment_block(width)} neighbours, and of the {width} "
+                f"columns of {name} each of tensor={tensor} ranks has {width // tensor}. Use "
+                f"layout.tensor={format_choices(legal)}, or optimizer.moments=bf16.",
+            )
+
+
+def _has_whole_blocks(width: int, tensor: int) -> bool:
+    return width % (tensor * get_moment_block(width)) == 0
+
+
+def _iter_output_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
+    """Yield the inputs of each projection that tensor ranks split by its columns."""
+    for key, width in iter_sharded_widths(model):
+        yield f"down_proj (model.{key})", width
+    attention = model.attention
+    if not isinstance(attention, PythonAttentionConfig):
+        for one in attention.iter_parameters(model):
+            if one.name.endswith("o_proj.weight"):
+                yield one.name, one.shape[-1]
+    if model.family == "encoder_decoder":
+        yield "cross_attention.o_proj.weight", model.num_attention_heads * model.head_dim
 
 
 def is_replicated(engine: EngineConfig) -> bool:

@@ -17,9 +17,9 @@ Invariants:
 """
 
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Union, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -253,7 +253,9 @@ def get_default_kind(field: FieldInfo) -> str | None:
         return None
     if field.default_factory_takes_validated_data:
         return None  # the default depends on other fields, such as the objective on the model
-    kind = getattr(field.get_default(call_default_factory=True), "kind", None)
+    # `get_default` would copy a whole section for its kind.
+    make = cast("Callable[[], Any] | None", field.default_factory)
+    kind = getattr(field.default if make is None else make(), "kind", None)
     return kind if isinstance(kind, str) else None
 
 
@@ -318,7 +320,8 @@ def fill_default_kinds(values: Any, members: list[SectionType], default: str | N
 
 
 def _fill_child_kinds(value: Any, found: list[FieldInfo]) -> Any:
-    if not found:
+    # Only sections and lists of them have kinds; most values are numbers.
+    if not found or not isinstance(value, dict | list):
         return value
     return fill_default_kinds(
         value, list_section_types(found[0].annotation), get_default_kind(found[0])

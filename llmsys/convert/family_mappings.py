@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from llmsys.config.model import ModelConfig
-from llmsys.convert import decoder_mappings, encoder_mappings
+from llmsys.convert import decoder_mappings, encoder_mappings, hybrid_mappings
 from llmsys.convert.name_mapping import FamilyMapping
 from llmsys.errors import ConfigError
 
@@ -27,6 +27,7 @@ TABLES: dict[str, FamilyMapping | Callable[[ModelConfig], FamilyMapping]] = {
     "gpt_oss": decoder_mappings.GPT_OSS,
     "qwen2_moe": decoder_mappings.QWEN_MOE,
     "qwen3_moe": decoder_mappings.QWEN_MOE,
+    "qwen3_next": hybrid_mappings.build_qwen3_next_mapping,
     "olmoe": decoder_mappings.QWEN_MOE,
     "deepseek_v2": decoder_mappings.DEEPSEEK_V2,
     "deepseek_v3": decoder_mappings.DEEPSEEK,

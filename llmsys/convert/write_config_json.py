@@ -23,6 +23,7 @@ from llmsys.log import get_logger
 TRAINING_ONLY = (
     "dropout.", "initializer", "initializer_range", "embedding.initializer_range",
     "moe.z_loss_weight",
+    "linear_attention.max_initial_decay",
     "moe.balance.rate", "moe.balance.weight", "moe.balance.scope", "moe.balance.sequence_weight",
 )  # fmt: skip
 
@@ -128,6 +129,9 @@ def _to_normalized_values(model: ModelConfig) -> Values:
             values["position"]["sliding_theta"] = None
     if model.attention.kind == "latent":
         values["head_dim"] = None
+    if model.linear_attention is not None:
+        # Chunks compute the same, whatever their length.
+        values["linear_attention"]["chunk_length"] = None
     if model.moe is not None:
         values["moe"] |= {
             "layers": model.moe_layers,

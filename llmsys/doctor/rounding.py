@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 UNIT_ROUNDOFFS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Largest relative error of a rounding to nearest."""
@@ -74,6 +73,8 @@ FACTORS = 250_007
 class RoundingErrors(TorchDispatchMode):
     """Change operands and results of torch's operations by random relative errors.
 
+    Tensors of float32 and float64 are changed, others are left as they are.
+
     Args:
         dtype: The dtype of the operations whose rounding is planted; see `PLANTED`.
         seed: Seed of the errors.
@@ -85,9 +86,11 @@ class RoundingErrors(TorchDispatchMode):
         generator = torch.Generator().manual_seed(seed)
         # Drawn once, and used again from other places on: to draw them for each operand would take
         # longer than the operations.
-        self._factors = torch.empty(FACTORS, dtype=torch.float64).uniform_(
+        factors = torch.empty(FACTORS, dtype=torch.float64).uniform_(
             1 - largest, 1 + largest, generator=generator
         )
+        # One of each dtype that is computed in: a product of two dtypes takes three operations.
+        self._factors = {kind: factors.to(kind) for kind in (torch.float32, torch.float64)}
         self._next = 0
 
     def __torch_dispatch__(
@@ -100,31 +103,41 @@ class RoundingErrors(TorchDispatchMode):
         """Run `func` on changed operands, and change its results."""
         if not _is_rounding(func):
             return func(*args, **(kwargs or {}))
-        operands, named = tree_map(self._change_tensor, (args, kwargs or {}))
-        return tree_map(self._change_tensor, func(*operands, **named))
+        named = {name: self._change_values(value) for name, value in (kwargs or {}).items()}
+        return self._change_values(func(*self._change_values(args), **named))
 
-    def _change_tensor(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
+    def _change_values(self, value: Any) -> Any:
+        """Return a tensor, or each of a list or tuple of values, changed; others as they are."""
+        if isinstance(value, Tensor):
+            return self._change_tensor(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._change_values(one) for one in value])
+        return value
+
+    def _change_tensor(self, value: Tensor) -> Tensor:
+        factors = self._factors.get(value.dtype)
+        if factors is None:
             return value
-        changed = (value * self._take_factors(value.numel()).view(value.shape)).to(value.dtype)
         # The lowest number of a dtype, as masks have it, would become infinite.
-        changed = torch.where(changed.isfinite(), changed, value)
+        largest = torch.finfo(value.dtype).max
+        changed = (value * self._take_factors(factors, value.shape)).clamp_(-largest, largest)
         if changed.stride() == value.stride() or 0 in value.stride():
             return changed
         # Grouped products need rows that begin at multiples of 16 bytes, as padded ones do.
         padded = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
         return padded.copy_(changed)
 
-    def _take_factors(self, count: int) -> Tensor:
+    def _take_factors(self, factors: Tensor, shape: torch.Size) -> Tensor:
         """Return the next factors."""
+        count = shape.numel()
         if count > FACTORS - 1:
-            return self._factors.repeat(-(-count // FACTORS))[:count]
+            return factors.repeat(-(-count // FACTORS))[:count].view(shape)
         if self._next + count > FACTORS:
             # Not from the beginning, or the same operands would have the same factors again.
             self._next = (self._next + count) % (FACTORS - count)
         start = self._next
         self._next += count
-        return self._factors[start : start + count]
+        return factors[start : start + count].view(shape)
 
 
 @cache

@@ -76,6 +76,7 @@ from llmsys.hugging_face.layer_windows import (
     write_switched_window,
     write_windows_between,
 )
+from llmsys.hugging_face.linear_layers import read_linear_layers, write_linear_layers
 from llmsys.hugging_face.shared_fields import (
     Values,
     check_common_keys,
@@ -145,6 +146,7 @@ SPECIALS = {
     "late_windows": Special(read_late_windows, write_layer_windows),
     "early_windows": Special(read_early_windows, write_layer_windows),
     "windows_between": Special(read_windows_between, write_windows_between),
+    "linear_layers": Special(read_linear_layers, write_linear_layers),
     "layers_without_rope": Special(read_layers_without_rope, write_layers_without_rope),
     "rope": Special(read_rope_section, write_rope_section),
     "rope_with_yarn": Special(read_rope_with_yarn, write_rope_section),

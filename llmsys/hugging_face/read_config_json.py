@@ -21,7 +21,7 @@ from llmsys.hugging_face.families import FAMILIES
 COUNTED_TYPES = frozenset(
     (
         "cohere", "cohere2", "gemma", "granite", "jamba", "mamba", "mamba2", "ministral",
-        "ministral3", "mt5", "nemotron_h", "olmo3", "phi3", "qwen3_next", "starcoder2",
+        "ministral3", "mt5", "nemotron_h", "olmo3", "phi3", "starcoder2",
     )
 )  # fmt: skip
 # The limit of model.num_hidden_layers.

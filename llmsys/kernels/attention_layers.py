@@ -198,6 +198,8 @@ def _iter_self_groups(
         return
     layers: dict[LayerType, list[int]] = {}
     for layer in range(model.num_hidden_layers):
+        if model.is_linear_layer(layer):
+            continue  # it has products and a solve, and no kernel to choose
         layers.setdefault(model.get_layer_type(layer), []).append(layer)
     for layer_type, members in layers.items():
         traits = describe_self_attention(

@@ -17,6 +17,26 @@ from torch.autograd.function import once_differentiable
 # rows; without rounding, code generation cost as much as the product itself at 250 rows of width
 # 256
 STEP = 32
+# resident memory of the code of one shape, which oneDNN never frees: measured over 64 shapes of
+# three products (25 to 2,048 rows, widths of 256) with oneDNN of torch 2.13
+CODE_BYTES = 650_000
+# an expert gets up to this many times its mean rows while routing is not balanced yet
+MOST_ROWS_OVER_MEAN = 4
+
+
+def estimate_code_bytes(mean_rows: float, widths: tuple[int, int]) -> int:
+    """Estimate the memory of the code that grouped products of a run generate.
+
+    Args:
+        mean_rows: Mean rows of an expert in a forward pass.
+        widths: Channels of a row and of its product.
+
+    Returns:
+        Bytes: forward, and gradients of rows and of weights, of every rounded number of rows.
+    """
+    shapes = math.ceil(MOST_ROWS_OVER_MEAN * mean_rows / STEP)
+    # the up and the down projection, which are alike where both widths are equal
+    return 3 * len(set(widths)) * shapes * CODE_BYTES
 
 
 def is_cpu_grouped_mm_supported(x_MD: Tensor) -> bool:
@@ -37,7 +57,7 @@ def compute_grouped_mm(x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tens
 
     oneDNN generates code for every new shape, and experts get another number of rows in every
     step. So the number of rows is rounded up to a multiple of STEP; the surplus rows are
-    overwritten by the next group.
+    overwritten by the next group, and zeros where none follows.
 
     Args:
         x_MD: Rows sorted by expert.
@@ -48,8 +68,12 @@ def compute_grouped_mm(x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tens
         The products, (M, F).
     """
     y_MF = x_MD.new_empty(len(x_MD), weight_EDF.shape[2])
-    for expert, start, _, padded_end in _iter_groups(ends_E):
-        torch.mm(x_MD[start:padded_end], weight_EDF[expert], out=y_MF[start:padded_end])
+    for expert, start, _, padded_end, num_rows in _iter_groups(ends_E):
+        part, weight = x_MD[start:padded_end], weight_EDF[expert]
+        if len(part) == num_rows:
+            torch.mm(part, weight, out=y_MF[start:padded_end])
+        else:
+            y_MF[start:padded_end] = torch.mm(_pad_rows(part, num_rows), weight)[: len(part)]
     return y_MF
 
 
@@ -69,13 +93,13 @@ def compute_grouped_weight_gradient(x_MD: Tensor, gradient_MF: Tensor, ends_E: T
     """
     # Zeros: an expert without rows gets no product.
     dweight_EDF = x_MD.new_zeros(len(ends_E), x_MD.shape[1], gradient_MF.shape[1])
-    for expert, start, end, padded_end in _iter_groups(ends_E):
-        dy = gradient_MF[start:padded_end]
-        if padded_end > end:
-            dy = dy.clone()
+    for expert, start, end, padded_end, num_rows in _iter_groups(ends_E):
+        dy = gradient_MF[start:end]
+        if num_rows > end - start:
             # The surplus rows are those of the next experts.
-            dy[end - start :] = 0
-        torch.mm(x_MD[start:padded_end].t(), dy, out=dweight_EDF[expert])
+            dy = _pad_rows(dy, num_rows)
+        x = _pad_rows(x_MD[start:padded_end], num_rows)
+        torch.mm(x.t(), dy, out=dweight_EDF[expert])
     return dweight_EDF
 
 
@@ -109,9 +133,20 @@ compute_grouped_mm.register_autograd(
 OPERATION = torch.ops.llmsys.grouped_product.default
 
 
-def _iter_groups(ends_E: Tensor) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (expert, first row, end row, end row rounded up as far as there are rows) of each
-    expert with rows.
+def _pad_rows(x_MD: Tensor, num_rows: int) -> Tensor:
+    """Return rows followed by zeros, `num_rows` in all; the rows themselves where they are as
+    many.
+    """
+    if len(x_MD) == num_rows:
+        return x_MD
+    padded = x_MD.new_zeros(num_rows, x_MD.shape[1])
+    padded[: len(x_MD)] = x_MD
+    return padded
+
+
+def _iter_groups(ends_E: Tensor) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield (expert, first row, end row, end row rounded up as far as there are rows, number of
+    rows rounded up) of each expert with rows.
     """
     ends = ends_E.tolist()
     start = 0
@@ -119,7 +154,7 @@ def _iter_groups(ends_E: Tensor) -> Iterator[tuple[int, int, int, int]]:
         if end > start:
             rows = -(-(end - start) // STEP) * STEP
             # Nothing follows the last group that could be read in its place.
-            yield expert, start, end, min(start + rows, ends[-1])
+            yield expert, start, end, min(start + rows, ends[-1]), rows
         start = end
 
 

@@ -50,6 +50,8 @@ RESIDUAL_OUTPUTS = ("attention.o_proj", "down_proj")
 # What DeepNorm makes smaller: feed-forward, values and outputs; queries and keys stay (Wang 2022,
 # figure 2).
 DEEPNORM_SCALED = ("v_proj", "o_proj", "kv_b_proj", "gate_proj", "up_proj", "down_proj")
+# The least rate of decay of linear attention, over the largest: its logarithm is finite.
+MIN_DECAY_SHARE = 1 / 1600
 TABLES = ("embed", "positions", "token_types", "relative_bias", "head")
 
 
@@ -83,8 +85,9 @@ def compute_initial_value(
 ) -> Tensor:
     """Compute the initial value of one parameter, or a slice of it.
 
-    A class of `kind: python` may give its own values. Norm weights are 1 (0 with unit_offset) and
-    biases 0. Everything else is normal with the standard deviation of `compute_init_std`.
+    A class of `kind: python` may give its own values, and decays of linear attention have theirs.
+    Norm weights are 1 (0 with unit_offset) and biases 0. Everything else is normal with the
+    standard deviation of `compute_init_std`.
 
     Args:
         config: The full model.
@@ -99,7 +102,9 @@ def compute_initial_value(
     layer, _, kind = name.rpartition(".")
     region = [(0, length) for length in shape] if region is None else region
     sizes = [size for _, size in region]
-    own = _compute_own_value(config, name, tuple(shape))
+    own = _compute_linear_attention_value(config, name, shape, seed)
+    if own is None:
+        own = _compute_own_value(config, name, tuple(shape))
     if own is not None:
         for dim, (start, size) in enumerate(region):
             own = own.narrow(dim, start, size)
@@ -111,6 +116,29 @@ def compute_initial_value(
     return draw_normal(_compute_parameter_key(name, seed), shape, region).mul_(
         compute_init_std(config, name, shape)
     )
+
+
+def _compute_linear_attention_value(
+    config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size, seed: int
+) -> Tensor | None:
+    """Return the whole initial value of a vector of linear attention; None for other parameters.
+
+    Rates of decay are uniform from 0, and steps softplus(1), as in Qwen3-Next.
+    """
+    linear = config.linear_attention
+    if linear is None:
+        return None
+    match name.rpartition("attention.")[2]:
+        case "A_log":
+            whole = [(0, length) for length in shape]
+            drawn = draw_normal(_compute_parameter_key(name, seed), shape, whole)
+            uniform = 0.5 * (1 + torch.erf(drawn.double() / math.sqrt(2)))
+            rates = linear.max_initial_decay * uniform.clamp(min=MIN_DECAY_SHARE)
+            return rates.log().float()
+        case "dt_bias" | "o_norm.weight":
+            return torch.ones(shape)
+        case _:
+            return None
 
 
 def _compute_own_value(config: ModelConfig, name: str, shape: tuple[int, ...]) -> Tensor | None:
@@ -185,6 +213,8 @@ def _compute_standard_std(
     std = config.initializer_range
     if config.initializer == "xavier" and len(shape) >= 2:
         std = math.sqrt(2 / (shape[-1] + shape[-2]))
+    if owner.endswith("conv_weight"):
+        return config.initializer_range  # a row is one channel's, and no matrix
     if owner.endswith("length_proj"):
         # a random projection to k positions keeps lengths (Wang 2020, theorem 2)
         return 1 / math.sqrt(shape[-2])

@@ -2,7 +2,8 @@
 
 Rows may be padded on the left, so that prompts of unequal length end together. Positions count from
 each row's first real token, and a padded slot is visible to itself only. Layers choose the tensors
-they cache: keys and values, or the latent vector of MLA. The source keys and values of an
+they cache: keys and values, or the latent vector of MLA. Layers of linear attention keep a state
+instead. The source keys and values of an
 encoder-decoder are computed once. Cross-attention reads the `EncoderOutput`.
 """
 
@@ -55,6 +56,7 @@ class KeyValueCache:
         padding_B: Number of empty slots on the left of each row.
         memory: Encoder output, taken from the first forward pass that has one.
         states: States of recurrent layers after the last position, each (B, …).
+        layer_states: States of linear attention after the last position by layer, each (B, …).
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class KeyValueCache:
         self.length = 0
         self.memory: EncoderOutput | None = None
         self.states: Tensors = ()
+        self.layer_states: dict[int, Tensors] = {}
         # Allocated like the first that comes: under mixed precision the dtype is not that of the
         # parameters.
         self._slots: dict[int | str, Tensors] = {}
@@ -134,6 +137,9 @@ class KeyValueCache:
         self._slots = {key: _select_rows(kept, chosen) for key, kept in self._slots.items()}
         self._source = {key: _select_rows(kept, chosen) for key, kept in self._source.items()}
         self.states = _select_rows(self.states, chosen)
+        self.layer_states = {
+            key: _select_rows(kept, chosen) for key, kept in self.layer_states.items()
+        }
         if self.memory is not None:
             self.memory = self.memory.select_rows(chosen)
 
@@ -177,6 +183,7 @@ class KeyValueCache:
         """
         tokens_BS = self._slots["tokens"][0][:, : self.length + tokens_BT.shape[1]]
         self.length = 0
+        self.layer_states = {}
         return tokens_BS
 
     def advance(self, new: int) -> None:

@@ -76,11 +76,13 @@ class LongformerAttention(AttentionProjections):
             [dilation] = self.heads_by_dilation
             y_BTHK = compute(q_BTHK, k_BTHK, v_BTHK, dilation)
         else:
-            y_BTHK = torch.empty_like(q_BTHK)
+            # Stacked: an index of heads would be copied to the device, and the host would wait.
+            parts = [x_BTHK.unbind(2) for x_BTHK in (q_BTHK, k_BTHK, v_BTHK)]
+            outputs: dict[int, Tensor] = {}
             for dilation, heads in self.heads_by_dilation.items():
-                y_BTHK[:, :, heads] = compute(
-                    *(x[:, :, heads] for x in (q_BTHK, k_BTHK, v_BTHK)), dilation
-                )
+                own = [torch.stack([part[head] for head in heads], dim=2) for part in parts]
+                outputs |= zip(heads, compute(*own, dilation).unbind(2), strict=True)
+            y_BTHK = torch.stack([outputs[head] for head in range(len(outputs))], dim=2)
         if self.num_global_tokens:
             global_BEHK = self._compute_global_output(x_BTD, documents_BT)
             # Leading positions attend through their own projections; what their window gave is
@@ -275,7 +277,7 @@ class LinformerAttention(AttentionProjections):
         # A single mixture serves keys and values.
         k_BNGK = self._mix(k_BTGK, mixtures[0])
         v_BNGK = self._mix(v_BTGK, mixtures[-1])
-        return self._compute_attention_output(q_BTHK, k_BNGK, v_BNGK, EVERYTHING)
+        return self._compute_attention_output(x_BTD, q_BTHK, k_BNGK, v_BNGK, EVERYTHING)
 
     def _mix(self, x_BTGK: Tensor, mixture: Tensor) -> Tensor:
         """Return N weighted sums over the positions, (B, N, G, K)."""

@@ -93,9 +93,11 @@ class MaskBuilder:
         """
         self.config = config
         self.causal = config.family != "encoder"
+        # Linear attention has no mask: it reads documents and padding itself.
         self.windows = {
             config.get_layer_type(i): config.get_attention_window(i)
             for i in range(config.num_hidden_layers)
+            if not config.is_linear_layer(i)
         }
 
     def build_self_masks(self, inputs: MaskInputs) -> Mapping[LayerType, LayerMask]:

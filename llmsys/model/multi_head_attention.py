@@ -48,6 +48,9 @@ class AttentionProjections(nn.Module):
         self.k_proj = nn.Linear(hidden, groups * self.head_dim, bias=attention.qkv_bias)
         self.v_proj = nn.Linear(hidden, groups * self.head_dim, bias=attention.qkv_bias)
         self.o_proj = nn.Linear(self.heads * self.head_dim, hidden, bias=attention.output_bias)
+        self.has_output_gate = attention.output_gate
+        if self.has_output_gate:
+            self.g_proj = nn.Linear(hidden, self.heads * self.head_dim, bias=attention.qkv_bias)
         self.norms = attention.qk_norm
         if self.norms != "none":
             full = self.norms == "full"
@@ -74,6 +77,7 @@ class AttentionProjections(nn.Module):
 
     def _compute_attention_output(
         self,
+        x_BTD: Tensor,
         q_BTHK: Tensor,
         k_BSGK: Tensor,
         v_BSGK: Tensor,
@@ -91,7 +95,10 @@ class AttentionProjections(nn.Module):
             sinks_H=sinks_H,
             dropout=dropout,
         )
-        mixed: Tensor = self.o_proj(y_BTHK.flatten(2))
+        y_BTW = y_BTHK.flatten(2)
+        if self.has_output_gate:
+            y_BTW = y_BTW * self.g_proj(x_BTD).sigmoid()
+        mixed: Tensor = self.o_proj(y_BTW)
         return mixed
 
 
@@ -136,7 +143,7 @@ class MultiHeadAttention(AttentionProjections):
             self.logit_recorder.record(q_BTHK, k_BSGK, self.scale, context.heads)
         sinks_H = None if self.sinks is None else self.sinks[context.heads]
         return self._compute_attention_output(
-            q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], sinks_H
+            x_BTD, q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], sinks_H
         )
 
 
@@ -170,5 +177,5 @@ class CrossAttention(AttentionProjections):
                 self.layer, lambda: self._project_keys_values(memory.hidden_BSD)
             )
         return self._compute_attention_output(
-            self._project_queries(x_BTD), k_BSGK, v_BSGK, context.cross_mask
+            x_BTD, self._project_queries(x_BTD), k_BSGK, v_BSGK, context.cross_mask
         )

@@ -70,7 +70,7 @@ class RelativeAttention(MultiHeadAttention):
         # The kernel scales products of queries and keys, but not a bias.
         mask = mask.add_bias(self.scale * bias_BHTS)
         return self._compute_attention_output(
-            add_bias(q_BTHK, self.content_bias), k_BSGK, v_BSGK, mask, self.sinks
+            x_BTD, add_bias(q_BTHK, self.content_bias), k_BSGK, v_BSGK, mask, self.sinks
         )
 
     def _compute_distance_scores(self, q_BTHK: Tensor, context: ForwardContext) -> Tensor:

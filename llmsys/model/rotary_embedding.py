@@ -322,7 +322,11 @@ class RotaryBuilder:
         self.position = position
         self.table = RotaryEmbedding(config, position)
         self.kinds = sorted(
-            {config.get_layer_type(layer) for layer in range(config.num_hidden_layers)}
+            {
+                config.get_layer_type(layer)
+                for layer in range(config.num_hidden_layers)
+                if not config.is_linear_layer(layer)
+            }
         )
         self.is_length_dependent = is_length_dependent(position.scaling)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
+from llmsys.config.linear_attention import GatedDeltaConfig
 from llmsys.config.long_attention import LinformerAttentionConfig, LongformerAttentionConfig
 from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model import ModelConfig
@@ -31,6 +32,7 @@ from llmsys.config.segment_memory import SegmentMemoryAttentionConfig
 from llmsys.model.dropout import apply_dropout
 from llmsys.model.feed_forward import build_feed_forward
 from llmsys.model.forward_context import ForwardContext
+from llmsys.model.gated_delta_net import GatedDeltaNet
 from llmsys.model.latent_attention import MultiHeadLatentAttention
 from llmsys.model.long_attention import LinformerAttention, LongformerAttention
 from llmsys.model.lsh_attention import LshAttention
@@ -241,16 +243,18 @@ def _build_python_mix(config: ModelConfig, layer: int) -> Mix | None:
 
 
 def build_attention(config: ModelConfig, layer: int) -> nn.Module:
-    """Build the self-attention of a block.
+    """Build the self-attention of a block, or its linear attention.
 
     Args:
         config: The model.
-        layer: Number of the block; windows, rotation and dilation may depend on it.
+        layer: Number of the block; its type, window, rotation and dilation depend on it.
 
     Returns:
         A module that maps (B, T, D) and the `ForwardContext` to (B, T, D).
     """
-    match config.attention:
+    match config.get_mixer(layer):
+        case GatedDeltaConfig() as attention:
+            return GatedDeltaNet(config, attention, layer)
         case LatentAttentionConfig() as attention:
             return MultiHeadLatentAttention(config, attention, layer)
         case LongformerAttentionConfig() as attention:

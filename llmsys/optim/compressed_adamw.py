@@ -113,8 +113,8 @@ def _build_scales(parameter: Tensor) -> Tensor:
     if local.shape[-1] % block:
         raise ConfigError(
             f"optimizer.moments=int8 has one scale for {block} neighbours, but this rank holds "
-            f"{local.shape[-1]} of {parameter.shape[-1]} columns. Use layout.tensor=1, 2, 4, 8 or "
-            "16, or optimizer.moments=bf16."
+            f"{local.shape[-1]} of {parameter.shape[-1]} columns. Use ranks that hold whole blocks "
+            "of them, or optimizer.moments=bf16."
         )
     scales = local.new_zeros(*local.shape[:-1], local.shape[-1] // block, dtype=torch.float32)
     if local is parameter:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from llmsys.parallel.dtensor_slices import get_local_slice
+from llmsys.parallel.dtensor_slices import get_local_slice, has_full_matrices, is_stack_divided
 
 Function = Callable[[Tensor], Tensor]
 
@@ -48,7 +48,7 @@ def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tenso
     by_axis: dict[tuple[DeviceMesh, int], list[int]] = defaultdict(list)
     for index, part in enumerate(parts):
         axis = _find_split_axis(part)
-        if not isinstance(part, DTensor) or (axis is None and _has_full_matrices(part)):
+        if not isinstance(part, DTensor) or (axis is None and has_full_matrices(part)):
             results[index] = _apply_locally(part, function)
         elif axis is not None:
             by_axis[part.device_mesh, axis].append(index)
@@ -73,14 +73,6 @@ def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tenso
     return [result for result in results if result is not None]
 
 
-def _has_full_matrices(part: Tensor) -> bool:
-    """Return whether the local shard consists of full matrices: nothing is sharded, or only the
-    stack is.
-    """
-    assert isinstance(part, DTensor)
-    return all(p.is_replicate() or (part.ndim > 2 and p.is_shard(0)) for p in part.placements)
-
-
 def _find_split_axis(part: Tensor) -> int | None:
     """Return the mesh axis that splits matrices: a matrix by rows, or every matrix of a stack. None
     if there are more.
@@ -92,7 +84,7 @@ def _find_split_axis(part: Tensor) -> int | None:
     split = [
         axis
         for axis, placement in enumerate(part.placements)
-        if not placement.is_replicate() and not (part.ndim == 3 and placement.is_shard(0))
+        if not placement.is_replicate() and not (part.ndim == 3 and is_stack_divided(placement))
     ]
     # A `_StridedShard` holds rows that are not adjacent.
     plain = len(split) == 1 and type(part.placements[split[0]]) is Shard

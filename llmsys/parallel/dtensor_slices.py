@@ -7,6 +7,36 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+
+def has_full_matrices(tensor: Tensor) -> bool:
+    """Return whether the local part of a tensor consists of full matrices.
+
+    Args:
+        tensor: A DTensor, or a plain tensor, of which a rank holds all.
+
+    Returns:
+        True where nothing is sharded, or only the stack that the matrices are in, also by several
+        axes.
+    """
+    return not isinstance(tensor, DTensor) or all(
+        placement.is_replicate() or (tensor.ndim > 2 and is_stack_divided(placement))
+        for placement in tensor.placements
+    )
+
+
+def is_stack_divided(placement: Placement) -> bool:
+    """Return whether a placement shards the first dim of a tensor.
+
+    Args:
+        placement: The placement on one axis of a mesh.
+
+    Returns:
+        True for a shard of dim 0, also for one whose rows are not adjacent: the outer of two axes
+        that shard it, for which torch's `is_shard` is False.
+    """
+    return isinstance(placement, Shard | _StridedShard) and placement.dim == 0
 
 
 def get_local_slice(whole: Tensor, like: Tensor) -> Tensor:

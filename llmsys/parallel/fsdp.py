@@ -150,7 +150,9 @@ class FsdpModel:
         )
         self._whole = gradients == "whole"
         if meshes.expert is not None:
-            configure_prefetch(model)
+            configure_prefetch(model, find_stage)
+        if find_stage is not None:
+            limit_prefetch_to_stages(model, find_stage)
         # Last, when each rank needs storage for its own shards only.
         materialize_parameters(model, device, initial, on_host=offload == "state")
         # FSDP2 puts other tensors in their places while it has gathered them.
@@ -217,7 +219,9 @@ def reshard_parameters(model: nn.Module) -> None:
             module.reshard()
 
 
-def configure_prefetch(model: Transformer) -> None:
+def configure_prefetch(
+    model: Transformer, find_stage: Callable[[str], int | None] | None = None
+) -> None:
     """Prefetch the weights of the next block, its experts included, in forward and backward.
 
     FSDP's own prefetch relies on the host running ahead of the device; an all-to-all of tokens
@@ -225,15 +229,44 @@ def configure_prefetch(model: Transformer) -> None:
 
     Args:
         model: The model, after `apply_fsdp`.
+        find_stage: Returns the stage of a pipeline that a module belongs to, by name: weights of
+            another stage would wait for it. Default: None, there is no pipeline.
     """
     predicted = set(_list_prediction_blocks(model))
+    names = {module: name for name, module in model.named_modules()}
     for block, following in pairwise(list_blocks_in_order(model)):
+        if find_stage is not None and find_stage(names[block]) != find_stage(names[following]):
+            continue
         units, next_units = _list_fsdp_units(block), _list_fsdp_units(following)
         # An evaluation does not run the prediction modules: what it prefetched of them would wait
         # for the next step, with weights, or an average of them, that have changed since.
         if block in predicted or following not in predicted:
             units[0].set_modules_to_forward_prefetch(next_units)
         next_units[0].set_modules_to_backward_prefetch(units)
+
+
+def limit_prefetch_to_stages(model: Transformer, find_stage: Callable[[str], int | None]) -> None:
+    """Prefetch in a backward the block before in the same stage of a pipeline, and no other.
+
+    FSDP's own prefetch takes the unit that ran before in a forward. Before the first block of a
+    stage that is one of another micro-batch or stage: its weights would be gathered, and freed
+    unused at the end of this backward.
+
+    Args:
+        model: The model, after `apply_fsdp`.
+        find_stage: Returns the stage that a module belongs to, by name.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    before: dict[int | None, list[FSDPModule]] = {}
+    for block in list_blocks_in_order(model):
+        units = _list_fsdp_units(block)
+        for unit in units:
+            # Itself, which is gathered already: without a list FSDP would choose.
+            unit.set_modules_to_backward_prefetch([unit])
+        stage = find_stage(names[block])
+        if stage in before:
+            units[0].set_modules_to_backward_prefetch(before[stage])
+        before[stage] = units
 
 
 def list_blocks_in_order(model: Transformer) -> list[TransformerBlock]:

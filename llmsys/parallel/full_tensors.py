@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from llmsys.parallel.dtensor_slices import get_local_slice
+from llmsys.parallel.dtensor_slices import get_local_slice, has_full_matrices
 
 
 def update_full_tensors(
@@ -25,7 +25,7 @@ def update_full_tensors(
         tensors: Shards, sharded alike; plain tensors are full.
         function: Works on each matrix of a stack by itself.
     """
-    if all(_has_full_matrices(one) for one in tensors):
+    if all(has_full_matrices(one) for one in tensors):
         local = [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
         # Uneven shards leave some ranks without a matrix.
         if local[0].numel():
@@ -36,13 +36,6 @@ def update_full_tensors(
     for one, whole in zip(tensors, full, strict=True):
         if isinstance(one, DTensor):
             one.to_local().copy_(get_local_slice(whole, one))
-
-
-def _has_full_matrices(tensor: Tensor) -> bool:
-    return not isinstance(tensor, DTensor) or all(
-        placement.is_replicate() or (tensor.ndim > 2 and placement.is_shard(0))
-        for placement in tensor.placements
-    )
 
 
 def build_sharded_zeros(shape: Sequence[int], like: Tensor) -> Tensor:

@@ -43,12 +43,15 @@ class LoadedConfig:
     source: Path
 
 
-def load_run_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
+def load_run_config(
+    config: str, overrides: Sequence[str] = (), variants: Sequence[str] = ()
+) -> RunConfig:
     """Return the config of a run.
 
     Args:
         config: a path, a name such as `train/demo`, or the folder of a run or a dataset.
         overrides: `section.key=value` arguments; later ones win.
+        variants: paths or names of files that are merged over the config, below the overrides.
 
     Returns:
         A validated config.
@@ -56,7 +59,7 @@ def load_run_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: with every error of the config, or for a bare model file.
     """
-    return require_run(read_config(config, overrides), config)
+    return require_run(read_config(config, overrides, variants), config)
 
 
 def require_run(loaded: LoadedConfig, config: str) -> RunConfig:
@@ -96,7 +99,9 @@ def load_model_config(config: str, overrides: Sequence[str] = ()) -> ModelConfig
     return read_config(config, overrides).run.model
 
 
-def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
+def read_config(
+    config: str, overrides: Sequence[str] = (), variants: Sequence[str] = ()
+) -> LoadedConfig:
     """Return a config with the origin of each value.
 
     Args:
@@ -104,6 +109,7 @@ def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
             a model, a run or a dataset.
         overrides: `section.key=value` arguments; later ones win. For a bare model the prefix
             `model.` is optional.
+        variants: paths or names of files that are merged over the config, below the overrides.
 
     Returns:
         A validated config.
@@ -119,6 +125,9 @@ def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
     elif is_run_config(path):
         layer = _move_run(layer, Path(config).parent)
     model_only = _is_bare_model(layer.values)
+    for variant in variants:
+        over = read_layer(find_config_file(variant, Path.cwd()), (), (), _get_default_kind)
+        layer = merge_layers(layer, over, (), _get_default_kind)
     if model_only:
         layer = _nest_layer("model", layer)
         above = _move_model_keys(above)

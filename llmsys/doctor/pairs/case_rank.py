@@ -20,7 +20,6 @@ from torch import Tensor
 
 from llmsys.doctor.pairs.comparison import (
     Difference,
-    Rounding,
     decode_moments,
     find_action_difference,
     find_difference,
@@ -38,12 +37,14 @@ from llmsys.doctor.pairs.events import (
     list_expected_actions,
 )
 from llmsys.doctor.pairs.factor import Assignment
+from llmsys.doctor.pairs.fixed_dropout import replace_dropout
 from llmsys.doctor.pairs.phase import Phase
 from llmsys.doctor.pairs.plain_walk import (
     PlainWalk,
+    WalkRounding,
     iter_step_rounding,
-    measure_walk_rounding,
 )
+from llmsys.doctor.pairs.stored_losses import add_stored_losses
 from llmsys.errors import StopRequested
 from llmsys.parallel.process_group import (
     get_local_device,
@@ -113,6 +114,7 @@ def _train(phase: Phase, script: EventScript, stack: contextlib.ExitStack) -> No
     )
     set_num_threads(config)
     set_matmul_numerics()
+    replace_dropout()
     # They compress the held-out documents with other programs, which takes longer than a step and
     # trains nothing.
     HeldoutEvaluator.compute_compressor_baselines = _skip_baselines  # type: ignore[method-assign]
@@ -148,6 +150,7 @@ def compare_case(
     """
     _redirect_output(folder / "output-compare.txt")
     torch.set_num_threads(1)
+    replace_dropout()
     try:
         entries = load_entries(folder, phases)
         difference = find_case_difference(assignment, phases, entries)
@@ -175,6 +178,8 @@ def load_entries(folder: Path, phases: Sequence[Phase]) -> list[Entry]:
 
     Raises:
         ReplicaError: two ranks have other values at one place of a tensor.
+        StoredLossError: losses by document are stored of a step that the run has not trained, or
+            as if it had not been refused.
     """
     found: list[Entry] = []
     for phase in phases:
@@ -182,7 +187,7 @@ def load_entries(folder: Path, phases: Sequence[Phase]) -> list[Entry]:
         ranks: list[list[Entry]] = [torch.load(path, weights_only=False) for path in paths]
         for same in zip(*ranks, strict=True):
             found.append(replace(same[0], tensors=join_pieces(same), pieces=None))
-    return found
+    return add_stored_losses(found, phases)
 
 
 class ReplicaError(Exception):
@@ -245,7 +250,7 @@ def find_case_difference(
     is_corrected = not is_seen_at_the_end(assignment)
     walk = PlainWalk(phases, is_corrected=is_corrected)
     bands = select_bands(phases[0].config, is_corrected=is_corrected)
-    walked: list[Rounding] = []
+    walked = WalkRounding(phases, entries)
     # Steps since the plain process had the state of the run; the sign of an update that is rounding
     # may differ in each.
     steps = 0
@@ -256,13 +261,16 @@ def find_case_difference(
             steps += 1
         rate = walk.sign_rate * (1 if is_corrected else steps)
         numbers = place, entry, loss, norm, walk.plain.state.tensors, bands, rate
-        difference = find_difference(*numbers)
+        documents = walk.plain.documents
+        difference = find_difference(*numbers, documents=documents)
         if difference is not None and entry.action.kind in ("train", "evaluate"):
-            if not is_corrected and not walked:
-                walked = measure_walk_rounding(phases, entries)
-            samples = iter_step_rounding(walk, entry, before) if is_corrected else (walked[place],)
+            samples = (
+                iter_step_rounding(walk, entry, before)
+                if is_corrected
+                else walked.iter_rounding(place)
+            )
             for rounding in samples:
-                difference = find_difference(*numbers, rounding)
+                difference = find_difference(*numbers, rounding, documents)
                 if difference is None:
                     break
         if difference is not None:
@@ -285,13 +293,15 @@ def find_twin_difference(
         return other
     # The two runs are not set equal in between.
     bands = select_bands(phases[0].config, is_corrected=False)
-    walked: list[Rounding] = []
+    walked = WalkRounding(phases, entries)
     for place, (entry, twin) in enumerate(zip(entries, fast, strict=True)):
-        numbers = place, entry, twin.loss, twin.norm, decode_moments(twin.tensors or {}), bands
-        difference = find_difference(*numbers)
+        numbers = place, entry, twin.loss, twin.norm, decode_moments(twin.tensors or {}), bands, 0.0
+        difference = find_difference(*numbers, documents=twin.documents)
         if difference is not None:
-            walked = walked or measure_walk_rounding(phases, entries)
-            difference = find_difference(*numbers, rounding=walked[place])
+            for rounding in walked.iter_rounding(place):
+                difference = find_difference(*numbers, rounding, twin.documents)
+                if difference is None:
+                    break
         if difference is not None:
             return difference
     return None

@@ -363,6 +363,11 @@ def _check_run(config: RunConfig, ranks: int) -> None:
 
 
 def _check_device(config: RunConfig, device: str) -> None:
+    if device != "cpu" and config.model.dropout.attention:
+        raise RefusedError(
+            "model.dropout.attention is compared on CPUs only, since kernels of accelerators draw "
+            "their own masks"
+        )
     if (
         device == "cpu"
         and isinstance(config.engine, DeepSpeedEngineConfig)

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.doctor.pairs.events import Action, Entry
+from llmsys.doctor.pairs.plain_losses import DocumentLosses
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Bands:
         small: a tensor shorter than this share of the longest of its kind is mostly rounding, and
             is compared by that share.
         widest: share of a number that rounding may explain at most.
+        margin: by what factor a run may be beyond the planted errors of rounding.
     """
 
     loss: float
@@ -45,6 +48,7 @@ class Bands:
     small: float = 1e-2
     # A step of a tiny model that blows errors up further is a defect itself.
     widest: float = 1e-3
+    margin: float = 1.0
 
 
 # Sums of a few hundred float32 numbers, each rounded by 6e-8.
@@ -78,13 +82,18 @@ UNCORRECTED = {
     INT8_MOMENTS: replace(INT8_MOMENTS, widest=0.5),
 }
 
-# In eleven steps a token comes to take another of two nearly equal experts, and the moments of both
-# then hold the gradient of another token. Planted errors do the same, and often to more tokens.
-WIDEST_WITH_EXPERTS = 0.5
+# In eleven steps a token comes to take another of two nearly equal experts, or another bucket of
+# its hash, and moments then hold the gradients of other tokens. Planted errors do the same, and
+# often to more tokens. What is missing, or counted twice, is off by all of itself.
+WIDEST_WITH_CHOICES = 0.9
+# In 16 bits a single step has such tokens, more than a sample of errors may have: of a hundred
+# tensors in each of eleven steps some are beyond all 64 samples.
+MARGIN_WITH_CHOICES = 1.5
 
 # What rounding may change: names of numbers and tensors → absolute error.
 Rounding = Mapping[str, float]
 LOSS, NORM = "the loss", "the gradient norm"
+DOCUMENTS, SUM = "the losses of documents", "the sum of the losses of documents, by target,"
 
 # A tensor that is shorter is zero but for the rounding of numbers of size 1 to float64.
 LEAST = 1e-10
@@ -126,6 +135,15 @@ class Difference:
         return asdict(self)
 
 
+def has_choices(model: ModelConfig) -> bool:
+    """Return whether a token's neighbours or experts are chosen by numbers that rounding moves.
+
+    Args:
+        model: the architecture.
+    """
+    return model.moe is not None or model.attention.kind == "lsh"
+
+
 def select_bands(config: RunConfig, *, is_corrected: bool = True) -> Bands:
     """Return the bands of a run, by its precision and by the dtype of its moments.
 
@@ -134,11 +152,13 @@ def select_bands(config: RunConfig, *, is_corrected: bool = True) -> Bands:
         is_corrected: the plain process takes over the state after each step.
     """
     bands = _select_corrected_bands(config)
+    if bands in (BF16, FP16) and has_choices(config.model):
+        bands = replace(bands, margin=MARGIN_WITH_CHOICES)
     if not is_corrected:
         # In 16 bits each step begins with the state of the run.
         bands = UNCORRECTED.get(bands, bands)
-        if config.model.moe is not None:
-            bands = replace(bands, widest=max(bands.widest, WIDEST_WITH_EXPERTS))
+        if has_choices(config.model):
+            bands = replace(bands, widest=max(bands.widest, WIDEST_WITH_CHOICES))
     if config.optimizer.kind == "soap":
         bands = replace(bands, weights=max(bands.weights, SOAP_WEIGHTS))
         if not is_corrected and config.train.precision == "fp32":
@@ -203,6 +223,7 @@ def find_difference(
     bands: Bands,
     rate: float = 0.0,
     rounding: Rounding = MappingProxyType({}),
+    documents: DocumentLosses | None = None,
 ) -> Difference | None:
     """Return the first number of a step or an evaluation that is outside its band, or None.
 
@@ -215,6 +236,7 @@ def find_difference(
         bands: the bands.
         rate: learning rate of optimizers whose update is a sign; 0 for others.
         rounding: how far rounding moves each number; what is left out by no more than its band.
+        documents: its losses by document; compared where the run has stored its own.
     """
     action = format_action(entry.action)
     if entry.action.kind in ("train", "evaluate"):
@@ -228,6 +250,10 @@ def find_difference(
             distance = abs(found - expected) / size
             if not distance <= allowed:
                 return Difference(place, action, what, found, expected, distance, allowed)
+    if entry.documents is not None:
+        other = _find_document_difference(place, entry, documents or {}, bands, rounding)
+        if other is not None:
+            return other
     if entry.tensors is None:
         return None
     return _find_tensor_difference(
@@ -235,9 +261,46 @@ def find_difference(
     )
 
 
+def list_nats(documents: DocumentLosses) -> Tensor:
+    """Return the losses of documents in nats, in the order of their numbers."""
+    nats = [documents[one][1] for one in sorted(documents)]
+    return torch.tensor(nats, dtype=torch.float64)
+
+
+def _find_document_difference(
+    place: int, entry: Entry, expected: DocumentLosses, bands: Bands, rounding: Rounding
+) -> Difference | None:
+    """Return how stored losses by document differ: in targets, in their sum, or in a loss."""
+    found = entry.documents
+    assert found is not None
+    action = format_action(entry.action)
+    for one in sorted(found.keys() | expected.keys()):
+        here, there = found.get(one, (0, 0.0))[0], expected.get(one, (0, 0.0))[0]
+        if here != there:
+            source, epoch, document = one
+            what = f"the targets of document {document} of source {source} in epoch {epoch}"
+            return Difference(
+                place, action, what, here, there, abs(here - there) / max(there, 1), 0
+            )
+    targets = sum(count for count, _ in found.values())
+    mean = float(list_nats(found).sum()) / max(1, targets)
+    apart = abs(mean - entry.loss) / max(abs(entry.loss), 1e-12)
+    # Losses are in float32 in every precision, and so are their sums.
+    if not apart <= FP32.loss:
+        return Difference(place, action, SUM, mean, entry.loss, apart, FP32.loss)
+    stored, plain = list_nats(found), list_nats(expected)
+    size = max(float(plain.norm()), 1e-12)
+    distance = float((stored - plain).norm()) / size
+    allowed = _widen_band(bands.loss, rounding.get(DOCUMENTS, 0.0) / size, bands)
+    if not distance <= allowed:
+        lengths = float(stored.norm()), float(plain.norm())
+        return Difference(place, action, DOCUMENTS, *lengths, distance, allowed)
+    return None
+
+
 def _widen_band(band: float, rounding: float, bands: Bands) -> float:
     """Return the band, or what rounding explains of it where that is more."""
-    return max(band, min(rounding, bands.widest))
+    return max(band, min(bands.margin * rounding, bands.widest))
 
 
 def decode_moments(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

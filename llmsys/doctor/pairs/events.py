@@ -22,6 +22,7 @@ from llmsys.config.engine import DeepSpeedEngineConfig
 from llmsys.config.run import RunConfig
 from llmsys.doctor.pairs.cases import BRANCH_STEPS, STEPS
 from llmsys.doctor.pairs.factor import Assignment
+from llmsys.doctor.pairs.plain_losses import DocumentLosses
 from llmsys.engine.engine import EngineState, StepResult
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.parallel.dtensor_slices import get_local_region
@@ -144,6 +145,8 @@ class Entry:
         tensors: full tensors of the training state after a step, as they are stored; None: not
             looked at.
         pieces: what one rank has of them.
+        documents: losses by document that the run has stored for the step; None: it records none,
+            or trained the step again.
     """
 
     action: Action
@@ -151,6 +154,7 @@ class Entry:
     norm: float = 0.0
     tensors: dict[str, Tensor] | None = None
     pieces: dict[str, Piece] | None = None
+    documents: DocumentLosses | None = None
 
 
 class KilledError(Exception):

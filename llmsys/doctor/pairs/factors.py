@@ -276,6 +276,15 @@ STEP_FACTORS = (
         ),
     ),
     build_factor("noise scale", Value(NONE), Value("on", {"train.noise_scale_every_steps": 1})),
+    build_factor(
+        "document losses",
+        Value(NONE),
+        Value(
+            "recorded",
+            {"train.record_document_losses": True},
+            needs={"objective": "next_token"},
+        ),
+    ),
     build_factor("norms", Value(NONE), Value("on", {"train.norms_every_steps": 2})),
     build_factor(
         "corruption check", Value(NONE), Value("on", {"train.corruption_check_every_steps": 2})

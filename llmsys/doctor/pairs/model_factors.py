@@ -19,6 +19,19 @@ ENCODER, DECODER, BOTH = "encoder", "decoder", "encoder_decoder"
 OWN_BLOCKS = "llmsys.doctor.pairs.own_blocks"
 
 
+# Four chunks to a row, and decays small enough for a state to live through it.
+LINEAR: Settings = {
+    "model.linear_attention": {
+        "num_key_heads": 2,
+        "num_value_heads": 4,
+        "key_head_dim": 8,
+        "value_head_dim": 6,
+        "chunk_length": 4,
+        "max_initial_decay": 0.05,
+    }
+}
+
+
 def _set_masked(**more: Any) -> Settings:
     return {"model.family": ENCODER, "model.head": {"kind": "mlm"} | more}
 
@@ -170,6 +183,7 @@ MODEL_FACTORS = (
         Value("biases", {"model.attention.qkv_bias": True, "model.attention.output_bias": True}),
         Value("softcap", {"model.attention.logit_softcap": 5.0}),
         Value("clip", {"model.attention.clip": 0.5}),
+        Value("output gate", {"model.attention.output_gate": True}),
         acts_with={"attention": frozenset({"multi_head"})},
     ),
     build_choice_factor(
@@ -204,7 +218,7 @@ MODEL_FACTORS = (
         acts_with={"attention": frozenset({"multi_head"})},
     ),
     build_factor(
-        "windows",
+        "layer types",
         Value("full"),
         Value("sliding", {"model.sliding_window": 5}),
         Value(
@@ -213,6 +227,20 @@ MODEL_FACTORS = (
                 "model.sliding_window": 5,
                 "model.layer_types": ["sliding_attention", "full_attention"],
             },
+        ),
+        Value(
+            "linear",
+            LINEAR | {"model.layer_types": ["linear_attention", "full_attention"]},
+            needs={"objective": "next_token"},
+        ),
+        Value(
+            "linear and sliding",
+            LINEAR
+            | {
+                "model.sliding_window": 5,
+                "model.layer_types": ["sliding_attention", "linear_attention"],
+            },
+            needs={"objective": "next_token"},
         ),
     ),
     build_choice_factor(
@@ -264,6 +292,16 @@ MODEL_FACTORS = (
         Value(NONE),
         Value("one", {"model.multi_token_prediction": {"depth": 1, "weight": 0.3}}),
         Value("two", {"model.multi_token_prediction": {"depth": 2, "weight": 0.3}}),
+    ),
+    build_factor(
+        "dropout",
+        Value(NONE),
+        # Each place has another probability, so that none is taken for another.
+        Value(
+            "between blocks",
+            {"model.dropout": {"embedding": 0.1, "residual": 0.2, "final": 0.15}},
+        ),
+        Value("in blocks", {"model.dropout": {"attention": 0.25, "activation": 0.3}}),
     ),
     build_choice_factor("recurrence", "model.recurrence", NONE),
     build_choice_factor("recurrent layers", "model.rnn", NONE, *_list_recurrent_layers()),

@@ -26,22 +26,53 @@ from llmsys.data.batch import IGNORED, Batch
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.transformer import Transformer
 
+# Source, epoch and number of a document → its targets in a step, and their loss in nats.
+DocumentLosses = dict[tuple[int, int, int], tuple[int, float]]
+
 # B rows (sequences), T positions, N = B * T tokens, E experts
 
 
-def sum_nats(logits: Tensor, targets: Tensor, config: LossConfig) -> Tensor:
-    """Return cross entropy, smoothed and with the squared log-sum-exp, summed over targets."""
+def compute_nats(logits: Tensor, targets: Tensor, config: LossConfig) -> Tensor:
+    """Return cross entropy, smoothed and with the squared log-sum-exp, of each valid target."""
     logits_NV, targets_N = logits.reshape(-1, logits.shape[-1]), targets.flatten()
     is_valid_N = targets_N != IGNORED
     logits_NV, targets_N = logits_NV[is_valid_N], targets_N[is_valid_N]
-    if not len(targets_N):
-        return logits.sum() * 0.0
     # ε is for the other classes only; torch's label_smoothing gives the true one a share too.
     wrong = config.label_smoothing / max(1, logits_NV.shape[1] - 1)
     target_NV = torch.full_like(logits_NV, wrong)
     target_NV.scatter_(1, targets_N[:, None], 1 - config.label_smoothing)
-    nats = F.cross_entropy(logits_NV, target_NV, reduction="sum")
-    return nats + config.z_loss * logits_NV.logsumexp(-1).square().sum()
+    nats_N = F.cross_entropy(logits_NV, target_NV, reduction="none")
+    return nats_N + config.z_loss * logits_NV.logsumexp(-1).square()
+
+
+def sum_nats(logits: Tensor, targets: Tensor, config: LossConfig) -> Tensor:
+    """Return the losses of all valid targets, summed."""
+    if bool((targets == IGNORED).all()):
+        return logits.sum() * 0.0
+    return compute_nats(logits, targets, config).sum()
+
+
+def add_document_losses(
+    losses: DocumentLosses, row: Batch, logits: Tensor, config: LossConfig
+) -> None:
+    """Add the losses of one row to its documents; nothing where it names none.
+
+    Args:
+        losses: what is added to.
+        row: the row.
+        logits: the model's, of each position.
+        config: the loss.
+    """
+    if row.target_documents is None:
+        return
+    nats_N = compute_nats(logits.detach(), row.targets_BT, config).tolist()
+    spans_N = row.target_documents.spans_BT[row.targets_BT != IGNORED].tolist()
+    named = row.target_documents.sums
+    for span, nats in zip(spans_N, nats_N, strict=True):
+        numbers = (named.sources_S[span], named.epochs_S[span], named.documents_S[span])
+        source, epoch, document = (int(number) for number in numbers)
+        before = losses.get((source, epoch, document), (0, 0.0))
+        losses[source, epoch, document] = before[0] + 1, before[1] + nats
 
 
 def sum_further_nats(model: Transformer, row: Batch, config: LossConfig) -> Tensor:

@@ -27,6 +27,10 @@ Moments = dict[str, Tensor]
 # A hundred roundings of float32: what is smaller in SOAP, relative to the largest, is rounding.
 SOAP_ROUNDING = 1e-5
 
+# Two products of matrices, each of sums that tiny models have at most a hundred terms in: sixteen
+# roundings of float32, relative to the largest eigenvalue.
+EIGENVALUE_ROUNDING = 16 * 2.0**-24
+
 # Roundings of float32 in a second moment: of its decay, of the square, of their sum, and stored.
 SQUARE_ROUNDING = 4 * 2.0**-24
 
@@ -43,11 +47,19 @@ class PlainStep:
         rate: learning rate of the parameter.
         decay: weight decay per unit of the rate.
         share: share of the new fast weights in the average of a schedule-free optimizer.
+        found: moments of the run after the step, which say what rounding has decided there.
     """
 
     def __init__(
-        self, config: OptimizerConfig, count: int, rate: float, decay: float, share: float
+        self,
+        config: OptimizerConfig,
+        count: int,
+        rate: float,
+        decay: float,
+        share: float,
+        found: Moments | None = None,
     ) -> None:
+        self.found = found or {}
         self.config, self.count, self.rate, self.decay, self.share = (
             config,
             count,
@@ -263,7 +275,7 @@ class PlainStep:
                 moments[f"{side}_basis_moment"] = _build_first_basis(square)
         elif (self.count - 1) % config.precondition_every_steps == 0:
             for side, dim in rotated.items():
-                _update_basis(moments, side, dim)
+                _update_basis(moments, side, dim, self.found.get("second_moment"))
         return weight
 
 
@@ -277,8 +289,15 @@ def _rotate(
     return matrix
 
 
-def _update_basis(moments: Moments, side: str, dim: int) -> None:
-    """Take one step of power iteration, sorted by eigenvalues (Vyas 2024, algorithm 4)."""
+def _update_basis(moments: Moments, side: str, dim: int, found: Tensor | None) -> None:
+    """Take one step of power iteration, sorted by eigenvalues (Vyas 2024, algorithm 4).
+
+    Args:
+        moments: the moments; changed.
+        side: `left` or `right`.
+        dim: the dim of the parameter that the basis turns.
+        found: second moment of the run after its step; None: not known.
+    """
     basis, product = (
         moments[f"{side}_basis_moment"],
         moments[f"{side}_moment"] @ moments[f"{side}_basis_moment"],
@@ -287,6 +306,10 @@ def _update_basis(moments: Moments, side: str, dim: int) -> None:
     # Values below the shift are rounding, and so would be their order.
     shift = (SOAP_ROUNDING * values.amax(-1, keepdim=True)).clamp(min=LEAST_SQUARE**2)
     order = values.maximum(shift).argsort(dim=-1, descending=True, stable=True)
+    if found is not None:
+        # A length does not depend on the order along the other dim.
+        lengths, theirs = (one.norm(dim=-3 - dim) for one in (moments["second_moment"], found))
+        order = follow_ties(order, values, lengths, theirs)
     ahead = order[..., :, None] if dim == -2 else order[..., None, :]
     moments["second_moment"] = moments["second_moment"].take_along_dim(ahead, dim)
     shifted = product + basis * shift[..., None]
@@ -294,6 +317,32 @@ def _update_basis(moments: Moments, side: str, dim: int) -> None:
     # A vector keeps its direction.
     signs = triangle.diagonal(dim1=-2, dim2=-1).sign()
     moments[f"{side}_basis_moment"] = vectors * signs[..., None, :]
+
+
+def follow_ties(order: Tensor, values: Tensor, lengths: Tensor, found: Tensor) -> Tensor:
+    """Return the order in which a run has put eigenvalues that are equal but for rounding.
+
+    Args:
+        order: of one or several matrices, largest value first, each shaped (…, N).
+        values: the eigenvalues.
+        lengths: of the squares that belong to each, before they are sorted.
+        found: those of the run, sorted.
+    """
+    size = order.shape[-1]
+    flat = [one.reshape(-1, size).tolist() for one in (order, values, lengths, found)]
+    for places, own_values, own, theirs in zip(*flat, strict=True):
+        rounding = EIGENVALUE_ROUNDING * max(own_values)
+        is_changed = True
+        while is_changed:
+            is_changed = False
+            for here in range(size - 1):
+                one, other = places[here], places[here + 1]
+                kept = abs(own[one] - theirs[here]) + abs(own[other] - theirs[here + 1])
+                swapped = abs(own[other] - theirs[here]) + abs(own[one] - theirs[here + 1])
+                if abs(own_values[one] - own_values[other]) <= rounding and swapped < kept:
+                    places[here], places[here + 1] = other, one
+                    is_changed = True
+    return torch.tensor(flat[0]).view_as(order)
 
 
 def _build_first_basis(square: Tensor) -> Tensor:

@@ -39,7 +39,13 @@ from llmsys.config.schedule import (
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.step_batches import BucketedStepBatches
 from llmsys.doctor.pairs.plain_clip import PlainQueryClip
-from llmsys.doctor.pairs.plain_losses import RouterWatch, sum_further_nats, sum_nats
+from llmsys.doctor.pairs.plain_losses import (
+    DocumentLosses,
+    RouterWatch,
+    add_document_losses,
+    sum_further_nats,
+    sum_nats,
+)
 from llmsys.doctor.pairs.plain_optimizers import PlainStep, list_moment_names
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.output_head import get_next_sentence_head
@@ -102,6 +108,8 @@ class PlainProcess:
         limit = config.optimizer.max_attention_logit
         self.query_clip = None if limit is None else PlainQueryClip(self.model, limit)
         self.steps = build_step_batches(self.config, 1, 0)
+        # Of the last step, where the run records them.
+        self.documents: DocumentLosses = {}
         self.state = PlainState()
         for name, parameter in self.parameters.items():
             self.state.tensors[PARAMETER + name] = parameter.detach().double()
@@ -222,11 +230,13 @@ class PlainProcess:
             for row in rows
         )
         loads: dict[str, Tensor] = {}
+        self.documents = {}
         total = 0.0
         for row in rows:
             self.watch.clear()
             logits = self.model(**row.to_model_inputs())
             nats = sum_nats(logits, row.targets_BT, self.config.loss)
+            add_document_losses(self.documents, row, logits, self.config.loss)
             share = (nats + sum_further_nats(self.model, row, self.config.loss)) / max(1, targets)
             for name, found in self.watch.loads.items():
                 seen = max(1, source_tokens if name.startswith("encoder.") else tokens)
@@ -274,13 +284,13 @@ class PlainProcess:
                 for moment in list_moment_names(config, name, self.parameters[name].shape)
             }
             own_rate, decay = self._get_rates(name, rate, decay_share)
-            one = PlainStep(config, self.state.updates, own_rate, decay, share)
             now = tensors[PARAMETER + name]
             theirs = {
                 moment: found[key].double()
                 for moment in moments
                 if (key := f"{moment}/{name}") in found
             }
+            one = PlainStep(config, self.state.updates, own_rate, decay, share, theirs)
             contained = one.find_contained_gradient(name, now, gradient, moments, theirs)
             # Stored moments are rounded, and so is the gradient that is read from them.
             with errors():

@@ -13,7 +13,16 @@ import torch
 
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.run import RunConfig
-from llmsys.doctor.pairs.comparison import LEAST, LOSS, NORM, Rounding, decode_moments
+from llmsys.doctor.pairs.comparison import (
+    DOCUMENTS,
+    LEAST,
+    LOSS,
+    NORM,
+    Rounding,
+    decode_moments,
+    has_choices,
+    list_nats,
+)
 from llmsys.doctor.pairs.events import Entry
 from llmsys.doctor.pairs.phase import Phase
 from llmsys.doctor.pairs.plain_step import Errors, PlainProcess, PlainState, no_errors
@@ -23,10 +32,11 @@ from llmsys.train.precision import DTYPES
 # The run rounds, and so does the plain process.
 COMPUTATIONS = 2
 
-# In 16 bits a token chooses another one of two nearly equal experts so often that the gradient of
-# one row can be that of another token: three samples seldom hold the same choice as the run. They
-# are drawn one by one, until they explain the step.
-SAMPLES_IN_16_BITS = 16
+# Where rounding decides between two things, as between two nearly equal experts, three samples
+# seldom hold the same decisions as the run. More are drawn one by one, until they explain a number:
+# of a single step more than of all that is before it, too.
+MOST_SAMPLES = 16
+MOST_STEP_SAMPLES = 64
 
 
 class PlainWalk:
@@ -101,15 +111,19 @@ def iter_step_rounding(walk: PlainWalk, entry: Entry, before: PlainState) -> Ite
     exact = _take_numbers(walk, entry, no_errors)
     allowed: dict[str, float] = {}
     is_single = walk.config.train.resolved_precision == "fp32"
-    for errors in _iter_errors(walk.config, SAMPLES if is_single else SAMPLES_IN_16_BITS):
+    for errors in _iter_errors(walk.config, SAMPLES if is_single else MOST_STEP_SAMPLES):
         walk.plain.load_state(before)
         _add_changes(allowed, exact, _take_numbers(walk, entry, errors))
         walk.plain.load_state(after)
         yield allowed
 
 
-def measure_walk_rounding(phases: Sequence[Phase], entries: Sequence[Entry]) -> list[Rounding]:
-    """Return how far rounding moves the numbers of each action of a run, with all before it.
+def iter_walk_rounding(
+    phases: Sequence[Phase], entries: Sequence[Entry]
+) -> Iterator[list[Rounding]]:
+    """Yield how far rounding moves the numbers of each action of a run, with all before it, by
+    three samples and, where it decides between experts, buckets or stored moments, by each further
+    one.
 
     Args:
         phases: the phases of the run.
@@ -119,18 +133,50 @@ def measure_walk_rounding(phases: Sequence[Phase], entries: Sequence[Entry]) -> 
     walk = PlainWalk(phases)
     exact = [_take_numbers(walk, entry, no_errors) for entry in unseen]
     allowed: list[dict[str, float]] = [{} for _ in entries]
-    for sample, errors in enumerate(_iter_errors(walk.config, SAMPLES)):
+    is_stored_exactly = getattr(walk.config.optimizer, "moments", "fp32") == "fp32"
+    is_smooth = is_stored_exactly and not has_choices(walk.config.model)
+    for sample, errors in enumerate(
+        _iter_errors(walk.config, SAMPLES if is_smooth else MOST_SAMPLES)
+    ):
         walk = PlainWalk(phases)
         generator = torch.Generator().manual_seed(sample)
         for place, entry in enumerate(unseen):
             _add_changes(allowed[place], exact[place], _take_numbers(walk, entry, errors))
             if entry.action.kind == "train" and entry.action.is_applied:
                 round_moments(walk.plain.state.tensors, walk.config.optimizer, generator)
-    # A single number, as a loss, may hardly move by chance: rounding explains no less than before.
-    for before, now in pairwise(allowed):
-        for name, value in before.items():
-            now[name] = max(now.get(name, 0.0), value)
-    return [*allowed]
+        if sample + 1 < SAMPLES:
+            continue
+        # A single number, as a loss, may hardly move by chance: rounding explains no less than
+        # before.
+        for before, now in pairwise(allowed):
+            for name, value in before.items():
+                now[name] = max(now.get(name, 0.0), value)
+        yield [*allowed]
+
+
+class WalkRounding:
+    """Measure how far rounding moves the numbers of a run, once a number is beyond its band.
+
+    Args:
+        phases: the phases of the run.
+        entries: its actions.
+    """
+
+    def __init__(self, phases: Sequence[Phase], entries: Sequence[Entry]) -> None:
+        self._samples = iter_walk_rounding(phases, entries)
+        self._drawn: list[Rounding] | None = None
+
+    def iter_rounding(self, place: int) -> Iterator[Rounding]:
+        """Yield how far rounding moves the numbers of one action, by the samples so far and more.
+
+        Args:
+            place: index among the actions.
+        """
+        if self._drawn is not None:
+            yield self._drawn[place]
+        for drawn in self._samples:
+            self._drawn = drawn
+            yield drawn[place]
 
 
 def round_moments(
@@ -186,6 +232,7 @@ Numbers = dict[str, torch.Tensor]
 def _take_numbers(walk: PlainWalk, entry: Entry, errors: Errors) -> Numbers:
     loss, norm = walk.take_action(entry, errors)
     numbers = {LOSS: torch.tensor(loss), NORM: torch.tensor(norm)}
+    numbers[DOCUMENTS] = list_nats(walk.plain.documents)
     return numbers | {name: value.clone() for name, value in walk.plain.state.tensors.items()}
 
 

@@ -1,5 +1,6 @@
 """Import what the ranks of a case import, once in the server that they are forked from."""
 
+import gc
 import importlib
 import importlib.util
 import logging
@@ -28,3 +29,7 @@ for package, name in OPTIONAL.items():
     if importlib.util.find_spec(root) is not None and importlib.util.find_spec(package) is not None:
         importlib.import_module(name)
 logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+# What is imported stays: a full collection would look at all of it in every rank, which DeepSpeed's
+# third stage asks for at each engine.
+gc.collect()
+gc.freeze()

@@ -19,6 +19,17 @@ MOE: dict[str, Any] = {
 }  # fmt: skip
 
 
+INT8 = {"kind": "adamw", "moments": "int8"}
+NARROW = {
+    "vocab_size": 64, "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4,
+    "intermediate_size": 64,
+}  # fmt: skip
+LATENT = {
+    "kind": "latent", "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
@@ -63,6 +74,14 @@ MOE: dict[str, Any] = {
             "train": {"reproducibility": "bitwise"}},
          "optimizer.moments: bf16 is not available: train.reproducibility=bitwise rounds nothing "
          "by chance."),
+        ({"optimizer": INT8, "layout": {"tensor": 2}, "model": NARROW | {"intermediate_size": 24}},
+         "optimizer.moments: int8 has one scale for 8 neighbours, and of the 24 columns of "
+         "down_proj (model.intermediate_size) each of tensor=2 ranks has 12. Use layout.tensor=1, "
+         "or optimizer.moments=bf16."),
+        ({"optimizer": INT8, "layout": {"tensor": 2}, "model": NARROW | {"head_dim": 6}},
+         "of the 24 columns of attention.o_proj.weight each of tensor=2 ranks has 12."),
+        ({"optimizer": INT8, "layout": {"tensor": 4}, "model": NARROW | {"attention": LATENT}},
+         "of the 40 columns of attention.o_proj.weight each of tensor=4 ranks has 10."),
     ],
 )  # fmt: skip
 def test_choices_that_do_not_go_together_say_what_does(
@@ -156,3 +175,8 @@ def test_a_rotation_by_the_length_of_a_row_is_refused_where_rows_are_padded(kind
         # Up to there every row has one rotation.
         RunConfig.model_validate(sections | {"batch": {"sequence_length": 16}})
     RunConfig.model_validate({"model": model, "batch": {"sequence_length": 32}})
+
+
+def test_whole_blocks_of_moments_on_every_tensor_rank_are_taken() -> None:
+    for tensor in (1, 2, 4):
+        RunConfig.model_validate({"optimizer": INT8, "layout": {"tensor": tensor}, "model": NARROW})

@@ -20,6 +20,7 @@ from llmsys.errors import DataError
 from llmsys.launch.main import main
 from tests.helpers.command_line import run_llmsys
 from tests.helpers.dataset import VOCABULARY, build_toy_url, make_dataset
+from tests.helpers.forked_commands import run_forked
 
 STEPS = 6
 
@@ -64,7 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     path = folder / "toy.yaml"
     path.write_text(yaml.safe_dump(settings))
-    run_llmsys("train", path)
+    run_forked("train", path)
     return path
 
 
@@ -160,14 +161,14 @@ def test_a_question_without_an_answer_says_why(run: Path, words, message, capsys
 
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_step_is_made_again_from_the_seed_or_a_checkpoint(run: Path, step: int) -> None:
-    answer = json.loads(run_llmsys("replay", run, f"step={step}", "--json").stdout)
+    answer = json.loads(run_forked("replay", run, f"step={step}", "--json").stdout)
     assert answer["agrees"], answer
     assert {check["what"] for check in answer["checks"]} == {"tokens", "loss", "gradient_norm"}
 
 
 def test_a_record_that_does_not_fit_is_found(run: Path, tmp_path: Path) -> None:
     """A planted lie in the record, and the same data with another seed."""
-    other = run_llmsys("replay", run, "step=2", "run.seed=1", "--json", check=False)
+    other = run_forked("replay", run, "step=2", "run.seed=1", "--json", check=False)
     assert other.returncode == 1
     wrong = {check["what"] for check in json.loads(other.stdout)["checks"] if not check["agrees"]}
     assert "tokens" in wrong

@@ -146,11 +146,20 @@ ATTENTION_MODELS = tuple(
     ParityModel(name, ModelConfig.model_validate(NARROW | changes))
     for name, changes in ATTENTIONS.items()
 )
+# Each model under FSDP2 and under two of the others in turn; all pairs of models with engines are
+# in the covering array (llmsys/doctor/pairs).
+TURNS: dict[str, tuple[ParityModel, ...]] = {
+    "fsdp": (RECURRENT, NEXT_SENTENCE, *ATTENTION_MODELS),
+    "ddp": (RECURRENT, *ATTENTION_MODELS[2:4]),
+    "bitwise": (NEXT_SENTENCE, *ATTENTION_MODELS[:3]),
+    "zero-2": (RECURRENT, *ATTENTION_MODELS[3:]),
+    "accelerate": (NEXT_SENTENCE, ATTENTION_MODELS[0], ATTENTION_MODELS[4]),
+}
 OTHER_ENGINES = (
     {
         f"{engine}, {subject.name}": ParityCase(2, engine, (), "fp32", "none", subject, 2)
-        for engine in ("fsdp", "ddp", "bitwise", "zero-2", "accelerate")
-        for subject in (RECURRENT, NEXT_SENTENCE, *ATTENTION_MODELS)
+        for engine, subjects in TURNS.items()
+        for subject in subjects
         # The other engines run permutations in tests/llmsys/engine/test_objectives.py.
         if engine == "bitwise" or subject.model.head.kind != "permutation"
     }
@@ -158,9 +167,7 @@ OTHER_ENGINES = (
         f"{engine}, adaptive depth": ParityCase(2, engine, (), "fp32", recompute, UNIVERSAL, 2)
         for engine, recompute in (
             ("fsdp", "full"),
-            ("ddp", "none"),
             ("bitwise", "none"),
-            ("zero-2", "none"),
             ("accelerate", "selective"),
         )
     }
@@ -169,10 +176,7 @@ OTHER_ENGINES = (
         for engine, recompute in (
             ("fsdp", "full"),
             ("ddp", "none"),
-            ("bitwise", "none"),
-            ("zero-2", "none"),
             ("zero-3", "none"),
-            ("accelerate", "selective"),
         )
     }
     | {
@@ -180,16 +184,13 @@ OTHER_ENGINES = (
         for engine, layout in (
             ("fsdp", (("tensor", 2),)),
             ("fsdp", (("pipeline", 2),)),
-            ("bitwise", ()),
             ("zero-2", ()),
-            ("accelerate", ()),
         )
     }
     | {
         "fsdp expert=2": ParityCase(
             2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2
         ),
-        "ddp": ParityCase(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
         "bitwise": ParityCase(2, "bitwise", (), "fp32", "none", TRANSLATION, 2),
         "zero-2 expert=2": ParityCase(
             2, "zero-2", (("expert", 2),), "fp32", "none", TRANSLATION, 2
@@ -224,14 +225,16 @@ def measure_cells(
 @pytest.mark.distributed
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_change_nothing_of_experts(ranks: int, expected: bytes) -> None:
+    # Two and four ranks share out the objectives of each way of balancing.
     cells = {
         name: ParityCase(ranks, "fsdp", (), "fp32", "none", subject, 2)
-        for name, subject in PARITY_MODELS.items()
+        for number, (name, subject) in enumerate(PARITY_MODELS.items())
+        if number % 2 == ranks // 2 - 1
     }
     found = run_ranks(
         measure_cells, ranks, cells | (OTHER_ENGINES if ranks == 2 else {}), expected
     )[0]
-    assert len(found) == 15 + (len(OTHER_ENGINES) if ranks == 2 else 0)
+    assert len(found) == (8 + len(OTHER_ENGINES) if ranks == 2 else 7)
     for name, distance in found.items():
         assert distance.passed, f"{name}: {distance}"
         assert distance.gradient < 1e-4, f"{name}: {distance}"

@@ -47,3 +47,27 @@ def test_the_operation_is_one_that_torch_can_trace() -> None:
     arguments = (x, weight, torch.tensor([7, 7, 40], dtype=torch.int32))
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(cpu_kernels.compute_grouped_mm, arguments, test_utils=tests)
+
+
+def test_every_product_has_a_rounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    # oneDNN keeps about 0.6 MiB of code for every shape, and never frees it.
+    shapes: list[tuple[int, int, int]] = []
+    multiply = torch.mm
+
+    def record(left: Tensor, right: Tensor, **options: Tensor) -> Tensor:
+        shapes.append((left.shape[0], left.shape[1], right.shape[1]))
+        return multiply(left, right, **options)
+
+    monkeypatch.setattr(torch, "mm", record)
+    for counts in ([37, 50], [3, 41], [70, 0], [90, 10, 1]):
+        rows = torch.randn(sum(counts), D).bfloat16().requires_grad_()
+        weights = torch.randn(len(counts), D, F).bfloat16().requires_grad_()
+        ends = torch.tensor(counts).cumsum(0).to(torch.int32)
+        cpu_kernels.compute_grouped_mm(rows, weights, ends).sum().backward()
+    assert {size for shape in shapes for size in shape if size not in (D, F)} == {32, 64, 96}
+
+
+def test_code_is_that_of_every_rounded_number_of_rows_up_to_four_times_the_mean() -> None:
+    # 4 · 20 rows are three steps of 32; forward and two gradients, up and down
+    assert cpu_kernels.estimate_code_bytes(20, (64, 96)) == 3 * 2 * 3 * cpu_kernels.CODE_BYTES
+    assert cpu_kernels.estimate_code_bytes(20, (64, 64)) == 3 * 1 * 3 * cpu_kernels.CODE_BYTES

@@ -33,9 +33,7 @@ from tests.helpers.tiny_training import LENGTH, SEQUENCES, build_sequences, buil
 RATE = 1e-2
 MUON = MuonConfig(learning_rate=RATE, embedding_lr_multiplier=2.0, max_grad_norm=0)
 LAYOUTS = {
-    "shard=4": ParallelLayout(),
     "replicate=2 shard=2": ParallelLayout(replicate=2),
-    "expert=2": ParallelLayout(expert=2),
     "expert=4": ParallelLayout(expert=4),
     "tensor=2": ParallelLayout(tensor=2),
     "accelerate": ParallelLayout(replicate=4),

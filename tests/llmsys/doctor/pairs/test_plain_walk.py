@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from llmsys.config.matrix_optimizers import SoapConfig
 from llmsys.config.optimizer import AdamWConfig, ScheduleFreeConfig
@@ -16,13 +17,14 @@ from llmsys.doctor.pairs.check import write_datasets
 from llmsys.doctor.pairs.comparison import LOSS, NORM, Rounding
 from llmsys.doctor.pairs.events import Action, Entry
 from llmsys.doctor.pairs.phase import Phase
-from llmsys.doctor.pairs.plain_optimizers import PlainStep, list_moment_names
+from llmsys.doctor.pairs.plain_optimizers import PlainStep, follow_ties, list_moment_names
 from llmsys.doctor.pairs.plain_walk import (
     PlainWalk,
+    WalkRounding,
     iter_step_rounding,
+    iter_walk_rounding,
     measure_bfloat16_spacing,
     measure_int8_spacing,
-    measure_walk_rounding,
     round_moments,
 )
 from llmsys.doctor.rounding import SAMPLES
@@ -76,7 +78,7 @@ def test_rounding_of_bf16_is_thousands_of_times_that_of_fp32(root: Path) -> None
 
 def test_rounding_of_a_step_is_that_of_this_step_alone(root: Path) -> None:
     _, third = measure_after(root, 3)
-    walked = measure_walk_rounding(build_phases(root), TRAINED)
+    walked = next(iter_walk_rounding(build_phases(root), TRAINED))
     assert len(walked) == 3
     names = [name for name in third if name.startswith("parameter/")]
     alone = sum(third[name] for name in names)
@@ -86,7 +88,7 @@ def test_rounding_of_a_step_is_that_of_this_step_alone(root: Path) -> None:
     assert together[2] > 1.2 * alone
 
 
-@pytest.mark.parametrize(("precision", "samples"), [("fp32", 3), ("bf16", 16)])
+@pytest.mark.parametrize(("precision", "samples"), [("fp32", 3), ("bf16", 64)])
 def test_more_samples_are_drawn_where_tokens_choose_other_experts(
     root: Path, precision: str, samples: int
 ) -> None:
@@ -151,6 +153,70 @@ def test_a_gradient_that_squares_have_lost_is_the_plain_one() -> None:
     torch.testing.assert_close(found[1:], theirs[1:], rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize(
+    ("gap", "is_tie"), [(0.0, True), (0.5e-6, True), (-0.5e-6, True), (2e-6, False)]
+)
+def test_a_run_says_which_of_two_equal_eigenvalues_comes_first(gap: float, is_tie: bool) -> None:
+    values = torch.tensor([1.0, 0.3 + gap, 0.3, 0.1], dtype=torch.float64)
+    lengths = torch.tensor([3.0, 2.0, 1.0, 5.0], dtype=torch.float64)
+    order = torch.arange(4)
+    # The run has put the third before the second, and, wrongly, the last before all.
+    swapped = follow_ties(order, values, lengths, lengths[[0, 2, 1, 3]])
+    assert swapped.tolist() == ([0, 2, 1, 3] if is_tie else [0, 1, 2, 3])
+    assert follow_ties(order, values, lengths, lengths).tolist() == [0, 1, 2, 3]
+    wrong = follow_ties(order, values, lengths, lengths[[3, 0, 1, 2]])
+    assert wrong.tolist() == [0, 1, 2, 3]
+    # Each matrix of a stack by itself.
+    stacked = torch.stack([lengths, lengths[[0, 2, 1, 3]]])
+    orders, all_values, all_lengths = (one.expand(2, 4) for one in (order, values, lengths))
+    assert follow_ties(orders, all_values, all_lengths, stacked).tolist() == [
+        [0, 1, 2, 3],
+        swapped.tolist(),
+    ]
+
+
+def test_soap_follows_the_order_of_the_run_among_equal_eigenvalues() -> None:
+    """Without it, squares of two columns would stand in each other's places."""
+    config = SoapConfig(precondition_every_steps=1)
+    generator = torch.Generator().manual_seed(3)
+    gradient = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    moments = {
+        f"{side}_{kind}": torch.eye(4, dtype=torch.float64) * (1 if kind == "basis_moment" else 100)
+        for side in ("left", "right")
+        for kind in ("moment", "basis_moment")
+    }
+    squares = torch.rand(4, 4, generator=generator, dtype=torch.float64)
+    moments |= {"first_moment": torch.zeros_like(squares), "second_moment": squares}
+
+    def take_step(found: dict[str, Tensor]) -> Tensor:
+        changed = dict(moments)
+        step = PlainStep(config, 2, 1e-2, 0.0, 0.0, found)
+        step.compute_weight("q_proj.weight", torch.zeros_like(squares), gradient * 1e-6, changed)
+        return changed["second_moment"]
+
+    plain = take_step({})
+    theirs = plain[[1, 0, 2, 3]][:, [0, 1, 3, 2]]
+    torch.testing.assert_close(take_step({"second_moment": theirs}), theirs)
+
+
+def test_further_samples_explain_a_run_in_which_rounding_decides(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = TRAINED[:1]
+    smooth = list(iter_walk_rounding(build_phases(root), entries))
+    assert len(smooth) == 1
+    monkeypatch.setattr("llmsys.doctor.pairs.plain_walk.MOST_SAMPLES", 5)
+    for labels in ({"moments": "bf16"}, {"experts": "all"}):
+        phases = build_phases(root, **labels)
+        drawn = [one[0][LOSS] for one in iter_walk_rounding(phases, entries)]
+        assert len(drawn) == 3
+        walked = WalkRounding(phases, entries)
+        found = [one[LOSS] for one in walked.iter_rounding(0)]
+        assert found == sorted(found)
+        # What is drawn stays, and nothing is drawn again.
+        assert [one[LOSS] for one in walked.iter_rounding(0)] == found[-1:]
+
+
 @pytest.mark.parametrize("is_corrected", [True, False])
 def test_only_a_corrected_walk_asks_moments_for_the_gradient_of_the_run(
     root: Path, is_corrected: bool
@@ -174,7 +240,7 @@ def test_nothing_is_planted_in_what_is_no_model(root: Path) -> None:
     entries = [Entry(Action("save", 0)), Entry(Action("load", 0))]
     assert all(
         value == 0.0
-        for numbers in measure_walk_rounding(build_phases(root), entries)
+        for numbers in next(iter_walk_rounding(build_phases(root), entries))
         for value in numbers.values()
     )
     assert found[LOSS] > 0
@@ -184,7 +250,7 @@ def test_nothing_is_planted_in_what_is_no_model(root: Path) -> None:
 def walked(root: Path) -> dict[str, list[Rounding]]:
     """The rounding of two steps, by the dtype of moments."""
     return {
-        moments: measure_walk_rounding(build_phases(root, moments=moments), TRAINED[:2])
+        moments: next(iter_walk_rounding(build_phases(root, moments=moments), TRAINED[:2]))
         for moments in ("fp32", "bf16", "int8")
     }
 

@@ -1,0 +1,219 @@
+"""The gated delta rule over packed documents, in chunks (Yang 2024, arXiv:2412.06464, section 3.3).
+
+At each position a head lets its state S, keys by values, decay by d, and moves what it holds for
+the key k by a share b towards the value v: S ← d S + b kᵀ(v − k d S). The output of query q is q S.
+Within a chunk the updates are one triangular system; between chunks the state is a product.
+
+Documents need no lengths: where two positions belong to different segments of a row, the decay
+between them is 0. So shapes never depend on data.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# B rows, T positions, G key heads, S value heads of a key head, K channels of a key, V of a value,
+# N chunks, C positions of a chunk, D channels of the convolution, W positions that it reads
+
+
+class RowStart(NamedTuple):
+    """The state that rows continue from.
+
+    Attributes:
+        state_BGSKV: the state after the position before the first one.
+        segment_B: its segment.
+    """
+
+    state_BGSKV: Tensor
+    segment_B: Tensor
+
+
+class ChunkDecays(NamedTuple):
+    """Decays of a chunk; 0 where they lead from one segment to another.
+
+    Attributes:
+        pair: from position j to position i, (B, G, S, N, C, C).
+        head: from before the chunk to a position, (B, G, S, N, C).
+        tail: from a position to the end of the chunk, (B, G, S, N, C).
+        whole: over the chunk, (B, G, S, N).
+    """
+
+    pair: Tensor
+    head: Tensor
+    tail: Tensor
+    whole: Tensor
+
+
+def number_segments(documents_BT: Tensor) -> Tensor:
+    """Number the runs of equal documents in each row, from 0.
+
+    Args:
+        documents_BT: document of each position.
+
+    Returns:
+        Integers, (B, T).
+    """
+    changes_BT = documents_BT[:, 1:] != documents_BT[:, :-1]
+    return F.pad(changes_BT.long(), (1, 0)).cumsum(1)
+
+
+def apply_causal_convolution(
+    x_BTD: Tensor, weight_DW: Tensor, segments_BT: Tensor | None
+) -> Tensor:
+    """Weight each position and the W - 1 before it, channel by channel.
+
+    Args:
+        x_BTD: inputs, with W - 1 positions before the first output.
+        weight_DW: weights, of the own position last.
+        segments_BT: segments of the inputs; those of other segments count as 0. None: one segment.
+
+    Returns:
+        Outputs, (B, T - W + 1, D).
+    """
+    taps = weight_DW.shape[1]
+    length = x_BTD.shape[1] - taps + 1
+    y_BTD = torch.zeros_like(x_BTD[:, :length])
+    for tap in range(taps):
+        seen_BTD = x_BTD[:, tap : tap + length] * weight_DW[:, tap]
+        if segments_BT is not None and tap < taps - 1:
+            is_same_BT = segments_BT[:, tap : tap + length] == segments_BT[:, taps - 1 :]
+            seen_BTD = seen_BTD * is_same_BT[..., None]
+        y_BTD = y_BTD + seen_BTD
+    return y_BTD
+
+
+def normalize_heads(x: Tensor) -> Tensor:
+    """Divide each head by its length.
+
+    Args:
+        x: heads, (..., channels).
+
+    Returns:
+        Heads of length 1.
+    """
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def apply_gated_delta_rule(
+    q_BTGK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGSV: Tensor,
+    log_decay_BTGS: Tensor,
+    beta_BTGS: Tensor,
+    *,
+    chunk_length: int,
+    segments_BT: Tensor | None = None,
+    start: RowStart | None = None,
+    keeps_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Run the rule over rows.
+
+    Args:
+        q_BTGK: queries of length 1.
+        k_BTGK: keys of length 1.
+        v_BTGSV: values.
+        log_decay_BTGS: logarithms of the decays, at most 0.
+        beta_BTGS: shares of the updates, 0 to 1.
+        chunk_length: positions computed at once.
+        segments_BT: segments of the positions, between which nothing passes. None: one for each
+            row.
+        start: what rows continue from. None: from zero.
+        keeps_state: return the last state.
+
+    Returns:
+        The outputs, (B, T, G, S, V), and the state after the last position, (B, G, S, K, V), or
+        None where it is not kept.
+    """
+    length = q_BTGK.shape[1]
+    fill = -length % chunk_length
+    q, k = (
+        _cut_chunks(x, chunk_length, fill, heads=1)[:, :, None]
+        for x in (q_BTGK * q_BTGK.shape[-1] ** -0.5, k_BTGK)
+    )
+    v, log_decay, beta = (
+        _cut_chunks(x, chunk_length, fill, heads=2) for x in (v_BTGSV, log_decay_BTGS, beta_BTGS)
+    )
+    if segments_BT is not None:
+        # Filled positions change nothing, so they may belong to the last segment.
+        segments_BT = torch.cat([segments_BT, segments_BT[:, -1:].expand(-1, fill)], dim=1)
+    before_B = None if start is None else start.segment_B
+    decays = _compute_decays(log_decay, segments_BT, before_B)
+    beta = beta[..., None]
+    inputs = torch.cat([v * beta, k * (beta * decays.head[..., None])], dim=-1)
+    system = (k @ k.mT) * beta * decays.pair
+    solved = torch.linalg.solve_triangular(system, inputs, upper=False, unitriangular=True)
+    written, read = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+    parts = (
+        (q @ k.mT) * decays.pair,
+        q * decays.head[..., None],
+        k * decays.tail[..., None],
+        written,
+        read,
+        decays.whole,
+    )
+    state = None if start is None else start.state_BGSKV
+    y_BGSNCV, state = _scan_chunks(parts, state, keeps_state=keeps_state)
+    y_BTGSV = y_BGSNCV.flatten(3, 4).permute(0, 3, 1, 2, 4)
+    return y_BTGSV[:, :length], state
+
+
+def _cut_chunks(x: Tensor, size: int, fill: int, *, heads: int) -> Tensor:
+    """Return (B, T, heads …, …) as (B, heads …, N, C, …), filled up with zeros."""
+    padded = F.pad(x, (0, 0) * (x.ndim - 2) + (0, fill))
+    filled: Tensor = padded.unflatten(1, (-1, size))
+    rest = range(3 + heads, filled.ndim)
+    return filled.permute(0, *range(3, 3 + heads), 1, 2, *rest)
+
+
+def _compute_decays(
+    log_decay_BGSNC: Tensor, segments_BT: Tensor | None, before_B: Tensor | None
+) -> ChunkDecays:
+    """Return the decays of all chunks; `before_B` is the segment before the first position, None
+    where no state comes from there.
+    """
+    size = log_decay_BGSNC.shape[-1]
+    total = log_decay_BGSNC.cumsum(-1)
+    last = total[..., -1:]
+    is_seen = torch.ones(size, size, dtype=torch.bool, device=total.device).tril()
+    # Of later positions the exponent is positive, and could overflow.
+    pair = (total[..., :, None] - total[..., None, :]).masked_fill(~is_seen, -torch.inf).exp()
+    decays = ChunkDecays(pair, total.exp(), (last - total).exp(), last[..., 0].exp())
+    if segments_BT is None:
+        return decays
+    segments = segments_BT.unflatten(1, (-1, size))[:, None, None]
+    ends = segments[..., -1]
+    none_yet = torch.full_like(ends[..., :1], -1)
+    first = none_yet if before_B is None else before_B[:, None, None, None]
+    incoming = torch.cat([first, ends[..., :-1]], dim=-1)
+    return ChunkDecays(
+        decays.pair * (segments[..., :, None] == segments[..., None, :]),
+        decays.head * (segments == incoming[..., None]),
+        decays.tail * (segments == ends[..., None]),
+        decays.whole * (ends == incoming),
+    )
+
+
+def _scan_chunks(
+    parts: tuple[Tensor, ...], state: Tensor | None, *, keeps_state: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Take the state from chunk to chunk; return the outputs (B, G, S, N, C, V) and the last state.
+
+    The first chunk without a state, and the last one whose state nobody reads, have no product
+    with a state.
+    """
+    # Their gradients are joined once; a chunk by its index would have one of the whole row.
+    chunks = list(zip(*(part.unbind(3) for part in parts), strict=True))
+    outputs = []
+    for number, (scores, queries, keys, written, read, whole) in enumerate(chunks, start=1):
+        new = written if state is None else written - read @ state
+        output = scores @ new
+        if state is not None:
+            output = output + queries @ state
+        outputs.append(output)
+        if number == len(chunks) and not keeps_state:
+            return torch.stack(outputs, dim=3), None
+        added = keys.mT @ new
+        state = added if state is None else state * whole[..., None, None] + added
+    return torch.stack(outputs, dim=3), state

@@ -35,7 +35,7 @@ WARNINGS = frozenset({"LS007"})
 VERBS = frozenset(
     """
     abort accept accumulate acquire add adjust adopt advance align all allocate allow announce
-    append apply archive
+    annotate append apply archive
     ask assemble assert assign attach average barrier begin bias bind bound branch break broadcast
     build cache
     calibrate call cancel cap capture cast catch change check choose claim classify clean clear clip

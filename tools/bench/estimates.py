@@ -22,8 +22,14 @@ from llmsys.estimate.residual_model import FILE, load_residuals
 from tools.bench.fits.counts import list_count_lines
 from tools.bench.fits.energy import build_energy_rows, fit_energy
 from tools.bench.fits.memory import iter_memory_lines
-from tools.bench.fits.published_row import PublishedRow, read_json, run_estimate
+from tools.bench.fits.published_row import (
+    PublishedRow,
+    estimate_printed_step,
+    read_json,
+    run_estimate,
+)
 from tools.bench.fits.read_rows import RUNS, UNSEEN, SkippedRow, read_rows
+from tools.bench.fits.report_rows import list_report_rows, load_report_split, load_reports
 from tools.bench.fits.time_fit import (
     HeldOutRow,
     build_program_fits,
@@ -72,26 +78,29 @@ def main() -> int:
     is_foreign = arguments.truth.resolve() != RUNS.resolve()
     rows, skipped = select_priced_rows(arguments.truth)
     times = build_time_rows(rows)
+    tuned = [] if is_foreign else build_time_rows(list_report_rows("tuning"))
     if arguments.write:
         if is_foreign:
             raise SystemExit(
                 "--write fits the constants on the tests' copy of the rows. Remove --truth."
             )
+        write_constants([*times, *tuned])
         for _ in range(2):  # the factor of runs changes how often they save
-            write_constants(times)
-            times = build_time_rows(rows)
+            write_residuals([*build_time_rows(rows), *tuned])
+        times = build_time_rows(rows)
     known = build_time_rows(select_priced_rows(RUNS)[0]) if is_foreign else times
     lines = [
         *list_count_lines(),
         *iter_memory_lines([one for one in rows if one.kind == "memory"], is_foreign=is_foreign),
-        *iter_time_lines(times, known, skipped, is_foreign=is_foreign),
+        *iter_time_lines(times, known, skipped, is_foreign=is_foreign, tuned=tuned),
         *iter_energy_lines(arguments.truth, is_foreign),
     ]
     if not is_foreign:
         unseen = [(path, *select_priced_rows(path)) for path in UNSEEN]
         summary = list_summary_lines(
-            times, [row for _, priced, _ in unseen for row in build_time_rows(priced)]
+            times, tuned, [row for _, priced, _ in unseen for row in build_time_rows(priced)]
         )
+        lines += iter_report_lines(times, tuned)
         for path, priced, missing in unseen:
             lines += ["### Rows that nothing was fitted on", "", *iter_unseen_notes(path)]
             if peaks := [one for one in priced if one.kind == "memory"]:
@@ -114,7 +123,7 @@ def select_priced_rows(path: Path) -> tuple[list[PublishedRow], list[SkippedRow]
             skipped.append(one)
             continue
         try:
-            run_estimate(one.words)
+            (estimate_printed_step if one.kind == "step" else run_estimate)(one.words)
         except LlmsysError as error:
             skipped.append(SkippedRow(one.source, one.name, str(error).splitlines()[0][:160]))
         else:
@@ -137,13 +146,18 @@ def write_constants(rows: Sequence[TimeRow]) -> None:
         path.write_text(f"{own}\n{head}\n{dump_yaml({'fit': values})}", encoding="utf-8")
     # Prices depend on what was written; hours of runs on the factors of steps.
     load_packaged_profiles_again()
-    run_estimate.cache_clear()
+    clear_prices()
     write_residuals([TimeRow(row.published) for row in rows])
+
+
+def clear_prices() -> None:
+    """Price rows again at their next use."""
     run_estimate.cache_clear()
+    estimate_printed_step.cache_clear()
 
 
 def write_residuals(rows: Sequence[TimeRow]) -> None:
-    """Write factor and spread of every class."""
+    """Write factor, spread and variance between programs of every class, and forget the prices."""
     fitted = build_residuals(rows)
     energies = build_energy_rows(read_json(RUNS)["energy_measured"], fitted["run"])
     values: dict[str, Any] = {kind: one.model_dump(mode="json") for kind, one in fitted.items()}
@@ -151,6 +165,7 @@ def write_residuals(rows: Sequence[TimeRow]) -> None:
     head = "# Written by tools/bench/estimates.py --write: measured over modelled.\n"
     FILE.write_text(head + dump_yaml(values), encoding="utf-8")
     load_residuals.cache_clear()
+    clear_prices()
 
 
 def iter_unseen_notes(path: Path) -> Iterator[str]:
@@ -160,29 +175,77 @@ def iter_unseen_notes(path: Path) -> Iterator[str]:
         yield ""
 
 
-def list_summary_lines(rows: Sequence[TimeRow], unseen: Sequence[TimeRow]) -> list[str]:
-    """Return a line for each class: sources left out of the fit, and rows that nothing was
-    fitted on.
+def list_summary_lines(
+    rows: Sequence[TimeRow], tuned: Sequence[TimeRow], unseen: Sequence[TimeRow]
+) -> list[str]:
+    """Return a line for each class: reports left out of the fit, rows that nothing was fitted on
+    of reports that the fit knows, and reports of which nothing was used.
     """
     found = [SUMMARY_HEAD]
+    steps = [*rows, *tuned]
     for kind in KINDS:
-        own = [row for row in rows if row.kind == kind]
-        found.append(
-            format_summary_line(
-                f"{kind}, source left out", list_held_out_rows(own, select_peers(kind, rows))
-            )
-        )
-    mixtures = [row for row in rows if row.kind == "moe"]
-    held = list_held_out_rows(mixtures, select_peers("moe", rows), get_model)
+        own = [row for row in steps if row.kind == kind]
+        held = list_held_out_rows(own, select_peers(kind, steps))
+        known = [one for one in held if one.row in rows]
+        found.append(format_summary_line(f"{kind}, report left out", known))
+        if kind != "run":
+            new = [one for one in held if one.row in tuned]
+            found.append(format_summary_line(f"{kind}, report of the tuning half left out", new))
+    mixtures = [row for row in steps if row.kind == "moe"]
+    held = list_held_out_rows(mixtures, select_peers("moe", steps), get_model)
     found.append(format_summary_line("moe, model left out", held))
     never = list_printed_rows(unseen, rows)
     for kind in KINDS:
-        found.append(
-            format_summary_line(
-                f"{kind}, never fitted", [one for one in never if one.row.kind == kind]
-            )
-        )
+        group = [one for one in never if one.row.kind == kind]
+        found.append(format_summary_line(f"{kind}, other rows of known reports", group))
+    new = list_printed_rows(build_time_rows(list_report_rows("held_out")), rows)
+    for kind in KINDS[:2]:
+        group = [one for one in new if one.row.kind == kind]
+        found.append(format_summary_line(f"{kind}, reports that nothing was fitted on", group))
     return found
+
+
+def iter_report_lines(rows: Sequence[TimeRow], tuned: Sequence[TimeRow]) -> Iterator[str]:
+    """Yield the rows of the half of the new reports that nothing was fitted or chosen by."""
+    reports, split = load_reports(), load_report_split()
+    yield "### Reports that nothing was fitted on"
+    yield ""
+    yield (
+        f"{len(reports)} reports were drawn into two halves (seed {split.seed}) before any of "
+        "their rows was priced. Constants are fitted on the tuning half: "
+        f"{', '.join(split.tuning)}. These are the rows of the other half:"
+    )
+    yield ""
+    for name in split.held_out:
+        one = reports[name]
+        yield f"- {name}: {one.title}, {one.url}. {one.note}".rstrip()
+    yield ""
+    yield from iter_time_lines(
+        build_time_rows(list_report_rows("held_out")), rows, (), is_foreign=True
+    )
+    yield "### Reports of the tuning half"
+    yield ""
+    for name in split.tuning:
+        one = reports[name]
+        yield f"- {name}: {one.title}, {one.url}. {one.note}".rstrip()
+    yield ""
+    yield (
+        "Factors, the spread and the variance between programs are fitted on these rows too. The "
+        "table has the interval of a fit without the report of the row."
+    )
+    yield ""
+    steps = [*rows, *tuned]
+    yield from iter_held_out_table(
+        [
+            one
+            for kind in KINDS[:2]
+            for one in list_held_out_rows(
+                [row for row in steps if row.kind == kind], select_peers(kind, steps)
+            )
+            if one.row in tuned
+        ]
+    )
+    yield ""
 
 
 def iter_time_lines(
@@ -191,23 +254,29 @@ def iter_time_lines(
     skipped: Sequence[SkippedRow],
     *,
     is_foreign: bool,
+    tuned: Sequence[TimeRow] = (),
 ) -> Iterator[str]:
-    """Yield a summary by class, and every row with its signed error."""
+    """Yield a summary by class, and every row with its signed error.
+
+    Rows of `tuned` are in the fit, and not in the table.
+    """
     if is_foreign:
         held = list_printed_rows(rows, known)
         how = (
             "P10 to P90 are those that the commands print; no row of this file was used for a fit."
         )
     else:
-        groups = [[row for row in rows if row.kind == kind] for kind in KINDS]
+        fitted = [*rows, *tuned]
+        groups = [[row for row in fitted if row.kind == kind] for kind in KINDS]
         held = [
             one
             for group in groups
-            for one in list_held_out_rows(group, select_peers(group[0].kind, rows))
+            for one in list_held_out_rows(group, select_peers(group[0].kind, fitted))
+            if one.row in rows
         ]
         how = (
-            "Every number of this table is of a fit without any row of the same source (leave one "
-            "source out): factors, spread and baseline. The baseline is a constant utilisation: 6 "
+            "Every number of this table is of a fit without any row of the same report (leave one "
+            "report out): factors, spread and baseline. The baseline is a constant utilisation: 6 "
             "· N · D operations at the median share of the peak of all other steps, or of all "
             "other runs."
         )
@@ -220,13 +289,18 @@ def iter_time_lines(
     for name, group in iter_summary_groups(held):
         yield format_summary_line(name, group)
     yield ""
+    yield from iter_held_out_table(held)
+    for missing in skipped:
+        yield f"| {missing.table} {missing.row} | not priced: {missing.reason} | | | | | | | |"
+    yield ""
+
+
+def iter_held_out_table(held: Sequence[HeldOutRow]) -> Iterator[str]:
+    """Yield the head of a table and a line for each row."""
     yield "| row | program | measured | P10 | P50 | P90 | error | covered | constant utilisation |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for one in held:
         yield format_time_row(one)
-    for missing in skipped:
-        yield f"| {missing.table} {missing.row} | not priced: {missing.reason} | | | | | | | |"
-    yield ""
 
 
 def iter_summary_groups(held: Sequence[HeldOutRow]) -> Iterator[tuple[str, list[HeldOutRow]]]:

@@ -84,10 +84,6 @@ MIXTURE = LedgerRun(
     (
         LedgerStep("eager blocks", ("train.compile=none",)),
         LedgerStep("compiled blocks", ("train.compile=block",)),
-        LedgerStep(
-            "selective instead of full recomputation, 4 sequences in a forward pass",
-            ("train.activation_checkpoint=selective", "batch.micro_sequences=4"),
-        ),
         LedgerStep("FlashAttention-3 instead of 2", (), set_native_attention),
         LedgerStep(
             f"grouped products at {GROUPED_GOAL:.0%} of the peak instead of 56 %",

@@ -27,7 +27,7 @@ SCHEMAS = (
     (
         "documents/*.arrow",
         "Kept documents of a crawl (zstd).",
-        build_document_schema(["RULE.STATISTIC"]),
+        build_document_schema([pa.field("RULE.STATISTIC", pa.float32())]),
     ),
     ("documents/*.arrow of pairs", "Sources and targets, or texts and labels (zstd).", PAIR_SCHEMA),
     ("dropped/*.arrow", "Dropped documents (zstd).", DROPPED_SCHEMA),
@@ -102,7 +102,7 @@ def format_page() -> str:
     parts = [
         "# File formats\n\nFiles of a dataset folder, a run folder, and files that you write. "
         "`llmsys inspect` verifies those of a dataset. All Arrow files are in the IPC format, "
-        "which pyarrow, polars and DuckDB read.",
+        "which pyarrow, polars, DuckDB (by pyarrow) and datasets read.",
         format_versions(),
     ]
     parts += [format_schema(*entry) for entry in SCHEMAS]

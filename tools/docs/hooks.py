@@ -44,6 +44,7 @@ READMES = (
     "llmsys/estimate/published_errors.md",
     "llmsys/dryrun/README.md",
     "llmsys/doctor/README.md",
+    "llmsys/ablation/README.md",
     "launch/README.md",
     "CONTRIBUTING.md",
     "SECURITY.md",

@@ -37,7 +37,7 @@ demo: install  ## Crawl shards in, a trained mixture-of-experts model out: make 
 
 test: install  ## Run every test, or TEST=tests/llmsys/model
 	@$(BIN)/python tools/system_packages.py
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(TEST)
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(TEST)
 
 numerics: install  ## Run the tests of numbers with 2 and 4 threads and with the instructions of other processors
 	@set -e; for processor in '2 default default' '4 AVX512_CORE default' '1 AVX2 avx2' '2 SSE41 avx2'; do \

@@ -35,7 +35,8 @@ from llmsys.launch.commands.verbs import (
 MENDABLE, STOPPED, INTERRUPTED, OUTPUT_CLOSED = 2, 75, 130, 141
 
 # Verbs that keep what is done, and verbs that Ctrl-C ends as planned.
-RESUMED, UNENDING = {"prepare", "tokenizer", "train", "launch"}, {"chat", "watch"}
+RESUMED = {"prepare", "tokenizer", "train", "launch", "ablate"}
+UNENDING = {"chat", "watch"}
 
 
 def main(
@@ -174,6 +175,10 @@ def _run_command(name: str, words: Sequence[str], before_verb: Callable[[str], N
     consent = os.environ.get(trusted_code.VARIABLE)
     if getattr(arguments, "trust_code", False):
         trusted_code.trust_code_of_command()
+    if any(word.startswith("s3://") for word in words):
+        from llmsys.launch.commands.remote_folders import fetch_named_folders
+
+        fetch_named_folders(name, arguments)
     try:
         status: int = importlib.import_module(f"llmsys.launch.commands.{name}").run(arguments)
     finally:  # of this command alone, where Python calls several

@@ -23,6 +23,8 @@ os.environ.update(
         "HF_HUB_OFFLINE": "1",
         # tests of the rule itself leave it out
         "LLMSYS_TRUST_CODE": "1",
+        # runs of tests measure no machine
+        "LLMSYS_MACHINE_PROFILE": "none",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
@@ -38,6 +40,11 @@ for variable in (
     "LLMSYS_PARENT",
 ):
     os.environ.pop(variable, None)
+
+# Where it is set, as in many containers, every process that a test starts compiles torch again,
+# which takes as long as everything else that most of them do.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell's `&` and `nohup` ignore signals, and what is ignored stays so in every child. A handler
 # that does nothing keeps pytest as deaf as it was, and is the default again in the processes that

@@ -41,6 +41,17 @@ def parse_positive_number(text: str) -> float:
     return value
 
 
+def parse_probability(text: str) -> float:
+    """Parse a number above 0 and below 1, as a `type=` of argparse."""
+    value = parse_positive_number(text)
+    if value >= 1:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a probability: it must be below 1, which nothing is known with. Use, "
+            "for example, 0.9"
+        )
+    return value
+
+
 def split_arguments(
     words: Sequence[str], names: Collection[str]
 ) -> tuple[dict[str, str], list[str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llmsys.errors import ConfigError
 from llmsys.log import get_logger
-from llmsys.storage.paths import parse_local_path
+from llmsys.storage.paths import parse_folder_argument, parse_local_path
 
 log = get_logger(__name__)
 
@@ -14,7 +14,7 @@ log = get_logger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run folders and --output."""
     parser.add_argument(
-        "runs", metavar="RUN", nargs="+", type=parse_local_path, help="run folder; two or more"
+        "runs", metavar="RUN", nargs="+", type=parse_folder_argument, help="run folder; two or more"
     )
     parser.add_argument(
         "--output",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.errors import ConfigError
-from llmsys.storage.paths import parse_local_path
+from llmsys.storage.paths import parse_folder_argument, parse_local_path
 
 UNITS = {
     "": 1,
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        type=parse_local_path,
+        type=parse_folder_argument,
         help="a Hugging Face folder, a run folder or a checkpoint; with --tokens a dataset folder",
     )
     parser.add_argument(

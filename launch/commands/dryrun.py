@@ -56,6 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of dryrun.html and dryrun.json, with --all-configs of a folder for each "
         "config (default: %(default)s)",
     )
+    parser.add_argument(
+        "--table",
+        type=parse_local_path,
+        metavar="FILE",
+        help="with --all-configs: Markdown file whose table between the marks of dry runs is "
+        "replaced by that of these runs",
+    )
     parser.epilog = (
         "nodes=512:8 is 512 machines with 8 devices each; rank=17 is the rank that runs "
         f"(default: 0); device=h100-sxm names a device profile or a YAML file.\n{parser.epilog}"
@@ -64,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the dry run and write its page. 1 when a rank does not fit the memory of its device, or
-    its collectives are not those of its layout.
+    its messages, shards or blocks are not those of its config.
     """
     from llmsys.dryrun.dry_run import iter_dry_runs
     from llmsys.dryrun.page import write_dry_run
@@ -72,6 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.all_configs:
         return run_all_configs(arguments)
+    if arguments.table is not None:
+        raise ConfigError(
+            f"--table {arguments.table} is for the table of all configs. Give --all-configs too, "
+            "or leave it out."
+        )
     results: list[dict[str, Any]] = []
     for result in iter_dry_runs(build_request(arguments), all_kinds=arguments.all_kinds):
         results.append(result)
@@ -93,15 +105,19 @@ def run_all_configs(arguments: argparse.Namespace) -> int:
     """
     from concurrent.futures import ThreadPoolExecutor
 
+    from llmsys.dryrun.config_table import format_config_table, replace_table
     from llmsys.dryrun.page import write_dry_run
     from llmsys.dryrun.shipped_configs import list_shipped_requests
     from llmsys.dryrun.summary import format_verdict
+    from llmsys.storage.atomic_write import write_bytes_atomically
 
     if arguments.config is not None:
         raise ConfigError(
             f"--all-configs runs every training config, and {arguments.config} is given too. Leave "
             "one of them out."
         )
+    if arguments.table is not None:
+        replace_table(arguments.table, "")  # a file without marks is refused before an hour of runs
     requests = list_shipped_requests()
     found: dict[str, list[dict[str, Any]]] = {}
     refuted: dict[str, str] = {}
@@ -116,9 +132,14 @@ def run_all_configs(arguments: argparse.Namespace) -> int:
                 refuted[name] = error or "refuted"
             if not arguments.json:
                 print("\n".join([name, *map(format_verdict, results), *filter(None, [error])]))
+    table = format_config_table(found, refuted)
+    if arguments.table is not None:
+        text = replace_table(arguments.table, table)
+        write_bytes_atomically(arguments.table, text.encode())
     if arguments.json:
         print(json.dumps({"configs": found, "refuted": refuted}))
     else:
+        print(f"\n{table}")
         proven = len(requests) - len(refuted)
         named = "".join(f"\n  {name}" for name in refuted)
         print(f"\n{proven} of {len(requests)} configs are proven{named}\n{arguments.output}")

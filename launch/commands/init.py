@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         config = load_run_config(str(output))  # bases are found from the place of the file
         if found.patterns:
-            sample = _measure_text_sample(config, found)
+            sample = _measure_text_sample(config, found, arguments.minutes is not None)
             found = replace(found, text_share=None if sample is None else sample.share)
             if arguments.minutes is not None:
                 sized = _plan_minutes(arguments.minutes, found, sample)
@@ -158,7 +158,9 @@ def _plan_minutes(
     return plan_run_minutes(minutes, estimate_text_bytes(found), sample)
 
 
-def _measure_text_sample(config: "RunConfig", found: "FoundContents") -> "TextSample | None":
+def _measure_text_sample(
+    config: "RunConfig", found: "FoundContents", has_minutes: bool
+) -> "TextSample | None":
     """Return what a sample of documents says about the kept text."""
     from llmsys.config.data import CrawlConfig
 
@@ -166,7 +168,12 @@ def _measure_text_sample(config: "RunConfig", found: "FoundContents") -> "TextSa
         return None
     from llmsys.data_pipeline.inspection.text_sample import measure_text_sample
 
-    return measure_text_sample(config.data, is_crawl=found.has_html)
+    vocabularies: tuple[int, ...] = ()
+    if has_minutes:
+        from llmsys.launch.commands.init_minutes import MEASURED_VOCABULARIES
+
+        vocabularies = MEASURED_VOCABULARIES
+    return measure_text_sample(config.data, is_crawl=found.has_html, vocabularies=vocabularies)
 
 
 def _write_template(arguments: argparse.Namespace) -> int:

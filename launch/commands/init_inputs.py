@@ -237,7 +237,8 @@ def _add_text_field(found: FoundContents, path: Path, form: str) -> FoundContent
     """Return the contents with the column of the documents: `text`, or the one whose first value
     is longest.
     """
-    from llmsys.data_pipeline.readers.row_reader import find_text_fields, get_field
+    from llmsys.data_pipeline.readers.row_fields import get_field
+    from llmsys.data_pipeline.readers.row_reader import find_text_fields
 
     row = _read_first_json(path) if form == "JSON lines" else _read_first_row(path, form)
     names = find_text_fields(row)

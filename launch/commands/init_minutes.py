@@ -45,7 +45,13 @@ VOCABULARIES = (
     (8_192, 3.8, 1e7),
     (32_000, 4.3, 3e8),
 )
-CHARACTER_PIECES = 2
+# A text has more characters than its sample: measured on two crawls, eight and ten times the bytes
+# have 1.7 and 1.8 times as many. The exponent has a margin.
+CHARACTER_EXPONENT = 0.3
+# Pieces of bytes and of control, and those for more than characters.
+OTHER_PIECES, PIECES_PER_CHARACTER = 300, 1.25
+# Those whose tokens are measured: a sample is too small for larger ones.
+MEASURED_VOCABULARIES = tuple(pieces for pieces, _, _ in VOCABULARIES if pieces <= 8_192)
 SEQUENCE_LENGTH = 256
 # Steps of a run: fewer do not train a small model, more are a waste of small matrices.
 TARGET_STEPS = 800
@@ -195,7 +201,7 @@ def plan_run_minutes(minutes: float, text_bytes: float, sample: "TextSample") ->
         )
     best = min(options, key=lambda one: one.loss.p50)
     get_logger(__name__).info("measuring steps of the chosen model")
-    return _build_run(best, minutes, _measure_step(best, profile), sample, profile, law)
+    return _build_run(best, minutes, _measure_step(best, profile), profile, law)
 
 
 @dataclass(frozen=True)
@@ -208,6 +214,7 @@ class _Option:
     tokens: float
     unique_tokens: float
     bytes_per_token: float
+    token_length: float | None
     parameters: int
     config: "RunConfig"
     loss: PercentileInterval
@@ -226,12 +233,13 @@ def _iter_options(
     from llmsys.estimate.step_time import estimate_step_time
 
     precision: Precision = "bf16" if "bf16" in profile.peak_flops else "fp32"
-    # Each character needs a piece, and a text has more of them than its sample.
-    needed = CHARACTER_PIECES * sample.num_characters
+    needed = _count_needed_pieces(sample, text_bytes)
     fitting = [one for one in VOCABULARIES if one[0] >= needed] or [VOCABULARIES[-1]]
     least_vocabulary = fitting[0][0]
     for size in SIZES:
-        for vocabulary, size_of_token, least_tokens in fitting:
+        for vocabulary, english_bytes, least_tokens in fitting:
+            length = _compare_token_length(sample, vocabulary, text_bytes)
+            size_of_token = english_bytes * (length or 1.0)
             unique = text_bytes / size_of_token
             sequences = MIN_STEP_TOKENS // SEQUENCE_LENGTH
             while True:
@@ -253,7 +261,7 @@ def _iter_options(
                 tokens=tokens,
                 unique_tokens=unique,
                 bytes_per_token=size_of_token,
-                xz_bits_per_byte=sample.xz_bits_per_byte,
+                token_length=length,
             )
             yield _Option(
                 vocabulary,
@@ -262,10 +270,44 @@ def _iter_options(
                 tokens,
                 unique,
                 size_of_token,
+                length,
                 parameters,
                 config,
                 loss,
             )
+
+
+def _count_needed_pieces(sample: "TextSample", text_bytes: float) -> float:
+    """Return the pieces of the smallest vocabulary: SentencePiece refuses one with fewer than the
+    text has characters.
+    """
+    characters = sample.num_characters * _estimate_growth(sample, text_bytes)
+    return PIECES_PER_CHARACTER * (characters + OTHER_PIECES)
+
+
+def _estimate_growth(sample: "TextSample", text_bytes: float) -> float:
+    """Return by what factor the text of a tokenizer has more characters than the sample."""
+    from llmsys.config.tokenizer import SentencePieceConfig
+
+    seen = min(text_bytes, SentencePieceConfig().sample_bytes)
+    growth: float = max(1.0, seen / sample.num_bytes) ** CHARACTER_EXPONENT
+    return growth
+
+
+def _compare_token_length(sample: "TextSample", vocabulary: int, text_bytes: float) -> float | None:
+    """Return the bytes of a token of the text by those of English web text; None where the sample
+    is too small for any vocabulary.
+
+    A sample has fewer characters, which leaves more pieces for words. So it is asked with a
+    smaller vocabulary.
+    """
+    english = {pieces: length for pieces, length, _ in VOCABULARIES}
+    measured = sample.bytes_per_token
+    if not measured:
+        return None
+    wanted = vocabulary / _estimate_growth(sample, text_bytes)
+    nearest = min(measured, key=lambda pieces: abs(math.log(pieces / wanted)))
+    return measured[nearest] / english[nearest]
 
 
 def _count_tokens(seconds: float, seconds_per_token: float) -> float:
@@ -318,7 +360,6 @@ def _build_run(
     option: _Option,
     minutes: float,
     measured: _StepTime,
-    sample: "TextSample",
     profile: "DeviceProfile",
     law: "SmallRunLaw",
 ) -> SizedRun:
@@ -335,7 +376,7 @@ def _build_run(
         tokens=tokens,
         unique_tokens=option.unique_tokens,
         bytes_per_token=option.bytes_per_token,
-        xz_bits_per_byte=sample.xz_bits_per_byte,
+        token_length=option.token_length,
     )
     promise = PromiseConfig(
         minutes=_round_interval(build_log_normal_interval(took, measured.spread)),

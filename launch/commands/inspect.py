@@ -1,5 +1,5 @@
 """Run `llmsys inspect`: verify a prepared dataset against its manifest, locate a token, show
-dropped documents, or group the losses of a run by a column of its documents.
+dropped documents, or group documents, or the losses of a run, by a column.
 """
 
 import argparse
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llmsys.errors import ConfigError, DataError
 from llmsys.launch.commands.arguments import parse_count
-from llmsys.storage.paths import parse_local_path, require_local_path
+from llmsys.storage.paths import find_folder_url, parse_local_path, require_local_path
 
 WRONG = 1
 
@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "joined by commas, or all",
     )
     parser.add_argument(
+        "--by",
+        metavar="COLUMN",
+        help="count kept and dropped documents by host, domain, year, month, or any column of "
+        "documents/, numbers in ten ranges",
+    )
+    parser.add_argument(
         "--by-loss",
         nargs="?",
         const="host",
@@ -56,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_count(1),
         default=20,
         metavar="N",
-        help="with --dropped or --by-loss: maximum number of documents or groups (default: "
+        help="with --dropped, --by or --by-loss: maximum number of documents or groups (default: "
         "%(default)s)",
     )
     parser.add_argument(
@@ -73,16 +79,30 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.by_loss is not None:
         return _print_losses(arguments)
     folders = resolve_dataset_folders(arguments.dataset, arguments.overrides)
+    for folder in folders:
+        _require_local_dataset(folder)
     if arguments.token is not None:
         return _print_token_origin(folders[0], arguments.token, arguments.json)
     if arguments.dropped is not None:
         return _print_dropped(folders[0], arguments)
+    if arguments.by is not None:
+        return _print_groups(folders[0], arguments)
     if arguments.output is not None:
         raise ConfigError(
             "--output writes dropped documents, or with --by-loss losses. Say which: "
             "--dropped all, rule=NAME or stage=NAME, or --by-loss."
         )
     return max(_print_inspection(folder, arguments.samples, arguments.json) for folder in folders)
+
+
+def _require_local_dataset(folder: Path) -> None:
+    """Raise DataError for a dataset in object storage: its documents are not on this machine."""
+    if (url := find_folder_url(folder)) is not None:
+        name = folder.name
+        raise DataError(
+            f"{url} is in object storage, and inspect reads every file of a dataset. Copy it, then "
+            f"inspect the copy: aws s3 sync {url} {name} && llmsys inspect {name}"
+        )
 
 
 def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]:
@@ -109,6 +129,17 @@ def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]
     except ConfigError as error:
         raise DataError(f"{name} is not a dataset folder, and {error}") from None
     return list_dataset_folders(load_run_config(name, overrides).data)
+
+
+def _print_groups(folder: Path, arguments: argparse.Namespace) -> int:
+    from llmsys.data_pipeline.inspection.document_groups import (
+        format_document_groups,
+        group_documents,
+    )
+
+    found = group_documents(folder, arguments.by, arguments.limit)
+    print(json.dumps(asdict(found)) if arguments.json else format_document_groups(found))
+    return 0
 
 
 def _print_losses(arguments: argparse.Namespace) -> int:

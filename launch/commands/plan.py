@@ -4,11 +4,16 @@ import argparse
 import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError
-from llmsys.launch.commands.arguments import parse_count, split_arguments
+from llmsys.launch.commands.arguments import (
+    parse_count,
+    parse_probability,
+    split_arguments,
+)
 from llmsys.launch.commands.estimate_request import (
     MAX_ASKED,
     add_my_machine_argument,
@@ -60,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top", type=parse_count(1), default=5, help="number of layouts to print (default: 5)"
     )
     parser.add_argument(
+        "--min-fit-probability",
+        type=parse_probability,
+        metavar="P",
+        help="least probability that the fullest rank fits, such as 0.5 or 0.99: peaks are known "
+        "to a few per cent (default: 0.9)",
+    )
+    parser.add_argument(
         "--output", type=parse_local_path, help="write a config with the fastest layout"
     )
 
@@ -85,7 +97,6 @@ def run(arguments: argparse.Namespace) -> int:
     device = cluster.load_device()
     if not has_batch(resolved):
         raise ConfigError(_format_missing_batch(arguments, own))
-    from llmsys.estimate.plan.layout_candidate import PlanTarget
     from llmsys.estimate.plan.layout_search import search_layouts
     from llmsys.estimate.plan.layout_table import (
         build_plan_output,
@@ -94,11 +105,12 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
     programs = _list_programs(own)  # an unknown one is an error before the search
-    found = _search(resolved, PlanTarget(cluster, device), search_layouts)
-    best = [build_priced_layout(one) for one in found.ranked[: arguments.top]]
+    place = _build_target(arguments, cluster)
+    found = _search(resolved, place, search_layouts)
+    best = [build_priced_layout(one, device) for one in found.ranked[: arguments.top]]
     data = build_plan_output(
         found,
-        device,
+        place,
         best,
         programs=[_describe_program(resolved, name, cluster) for name in programs],
         launch=_format_launch_command(
@@ -130,6 +142,14 @@ def run(arguments: argparse.Namespace) -> int:
         )
         print(f"{format_plan(data)}\n\nstart it: {data.launch}{offer}")
     return 0
+
+
+def _build_target(arguments: argparse.Namespace, cluster: Any) -> Any:
+    from llmsys.estimate.plan.layout_candidate import PlanTarget
+
+    place = PlanTarget(cluster, cluster.load_device())
+    least = arguments.min_fit_probability
+    return place if least is None else replace(place, min_fit_probability=least)
 
 
 def _print_json(output: "BaseModel") -> None:
@@ -194,7 +214,7 @@ def _describe_program(resolved: "LoadedConfig", name: str, cluster: Any) -> "Pla
     device = cluster.load_device()
     options: dict[str, Any] = {"num_devices": cluster.devices, "expert_load": cluster.expert_load}
     run = plan_program_run(resolved.run, name, "auto", device=device, **options)
-    price = collect_price(run.estimate_step(device), run.estimate_memory())
+    price = collect_price(run.estimate_step(device), run.estimate_memory(), device, run.program)
     return PlannedProgram(program=name, layout=run.format_layout(), **price)
 
 
@@ -293,11 +313,13 @@ def _format_chosen_config(
     base = str(resolved.source) if Path(asked).exists() else asked
     values: dict[str, Any] = {"model": {"base": base}} if resolved.is_model_only else {"base": base}
     _merge_values(values, _collect_overrides(resolved, words))
+    # The plan chose the stages, and a cut into others would not load.
+    cut = {} if resolved.run.layout.layers_per_stage is None else {"layers_per_stage": None}
     _merge_values(
         values,
         {
             "engine": best.engine,
-            "layout": best.layout,
+            "layout": cut | best.layout,
             "batch": {"micro_sequences": best.micro_sequences},
             "train": {"activation_checkpoint": best.recompute},
         },
@@ -351,7 +373,9 @@ def _print_layout_check(
         cluster = _resolve_cluster(own | {"gpus": str(named.num_devices)})
         data = estimate_layout_fit(resolved.run, named, cluster, _load_program(own))
         if arguments.compare:
-            data = data.model_copy(update={"own": _describe_own_choice(resolved, cluster)})
+            data = data.model_copy(
+                update={"own": _describe_own_choice(arguments, resolved, cluster)}
+            )
     else:
         data = LayoutCheckOutput(
             legal=not problems,
@@ -378,16 +402,15 @@ def _load_program(own: dict[str, str]) -> Any:
     return load_program_profile(own["program"]) if "program" in own else None
 
 
-def _describe_own_choice(resolved: "LoadedConfig", cluster: Any) -> str:
+def _describe_own_choice(
+    arguments: argparse.Namespace, resolved: "LoadedConfig", cluster: Any
+) -> str:
     """Return a sentence on the layout that a plan would choose on the same devices."""
     from llmsys.errors import LayoutError
-    from llmsys.estimate.plan.layout_candidate import PlanTarget
     from llmsys.estimate.plan.layout_search import search_layouts
 
     try:
-        best = _search(resolved, PlanTarget(cluster, cluster.load_device()), search_layouts).ranked[
-            0
-        ]
+        best = _search(resolved, _build_target(arguments, cluster), search_layouts).ranked[0]
     except LayoutError as error:
         return f"llmsys has no layout for it: {error}"
     seconds, peak = best.step.seconds, best.memory.peak_bytes + best.memory.driver_bytes

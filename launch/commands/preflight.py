@@ -55,13 +55,17 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.launch.preflight.dry_run_check import DryRunWish
     from llmsys.launch.preflight.run_preflight import PreflightRequest, run_preflight
 
+    if "device" in own:
+        from llmsys.estimate.device_profile import load_device_profile
+
+        load_device_profile(own["device"])  # an unknown one is an error before any host is asked
     wish = DryRunWish(arguments.dryrun, own.get("device", ""))
     began = time.monotonic()
     request = PreflightRequest(arguments.config, words, config, hosts, arguments.patience, wish)
     found = list(run_preflight(request))
     seconds, wrong = time.monotonic() - began, sum(bool(one.remedy) for one in found)
     if arguments.json:
-        rows = [one._asdict() | {"fails": bool(one.remedy)} for one in found]
+        rows = [_build_row(one) for one in found]
         print(
             json.dumps(
                 {"hosts": [host._asdict() for host in hosts], "findings": rows, "seconds": seconds}
@@ -74,6 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
             f"findings in {seconds:.0f} s"
         )
     return WOULD_FAIL if wrong else 0
+
+
+def _build_row(finding: "HostFinding") -> dict[str, object]:
+    """Return a finding for --json, with a probability where it has one."""
+    values = finding._asdict() | {"fails": bool(finding.remedy)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def format_host_findings(found: "list[HostFinding]") -> str:

@@ -115,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         else "\n".join(
             [
                 *format_skipped(manifest),
+                *(f"columns: {note}" for note in manifest.column_notes),
                 *list_spared_items(manifest),
                 *format_tokenizer_fit(manifest),
                 format_dataset(result, noun),

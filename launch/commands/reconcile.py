@@ -6,12 +6,14 @@ import argparse
 import json
 
 from llmsys.errors import ConfigError, DataError
-from llmsys.storage.paths import parse_local_path
+from llmsys.storage.paths import parse_folder_argument, parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run folders, and --update for the device profile to write."""
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=parse_local_path, help="run folder")
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", type=parse_folder_argument, help="run folder"
+    )
     parser.add_argument(
         "--update",
         metavar="FILE",

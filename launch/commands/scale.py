@@ -3,6 +3,7 @@ to runs.
 """
 
 import argparse
+import difflib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,7 @@ def _fit_law(arguments: argparse.Namespace) -> int:
             f"--resamples {arguments.resamples} is too few for an interval. Use 20 or more "
             "(default: 200)."
         )
+    _check_fit_words(arguments.words[1:])
     from llmsys.estimate.scaling.law_fit import fit_law, load_training_runs
     from llmsys.estimate.scaling.law_tables import build_fit_output, format_fit
 
@@ -132,6 +134,19 @@ def _fit_law(arguments: argparse.Namespace) -> int:
     result = build_fit_output(found, [flops for flops, _ in budgets], str(page))
     _print_output(result, format_fit(result), as_json=arguments.json)
     return 0
+
+
+def _check_fit_words(words: list[str]) -> None:
+    """Raise ConfigError for a key that a fit does not have; a file of that name is a source."""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier() and name != "budget" and not Path(word).exists():
+            meant = difflib.get_close_matches(name, ("budget",))
+            advice = f"Did you mean budget={value}?" if meant else "Leave it out."
+            raise ConfigError(
+                f"{word} changes nothing in llmsys scale fit, which takes run folders, CSV files "
+                f"and budget=FLOPs. {advice}"
+            )
 
 
 def _print_output(output: "BaseModel", text: str, *, as_json: bool) -> None:

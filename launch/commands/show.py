@@ -122,6 +122,9 @@ def _print_kernels(resolved: "LoadedConfig", name: str | None, *, as_json: bool)
         )
         return
     for device, found in groups.items():
+        if not found:
+            print(f"{device}, training: no layer has a kernel to choose")
+            continue
         traits = found[0].traits
         print(f"{device}, {traits.dtype}, sequences of {traits.length} tokens, training")
         if device == "cpu" and resolved.run.train.precision == "auto":

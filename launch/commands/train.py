@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the finished model as a Hugging Face folder too, as `llmsys convert` does",
     )
     parser.add_argument(
+        "--no-probe",
+        action="store_true",
+        help="do not measure a machine without a device profile before the first step (about ten "
+        "seconds, kept for 30 days): the step's time is then not predicted",
+    )
+    parser.add_argument(
         "--dtype",
         choices=("source", "float32", "bfloat16", "float16"),
         help="with --export: dtype of its weights (default: that of the Hugging Face folder that "
@@ -38,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Start the ranks unless the run is finished, and print the final evaluation."""
     from llmsys.config.loading.load import load_run_config
+    from llmsys.estimate.device_profile import MACHINE_PROFILE, NOT_MEASURED
     from llmsys.launch.launchers.local import run_local_ranks
     from llmsys.launch.process.run_requirements import require_startable
 
@@ -53,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
             "train longer, raise train.tokens in a new run.folder."
         )
     else:
+        if arguments.no_probe:
+            os.environ[MACHINE_PROFILE] = NOT_MEASURED
         run_local_ranks(config, [arguments.config, *arguments.overrides])
         # a launcher that was killed may exit with 0
         require_finish(config)

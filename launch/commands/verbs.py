@@ -127,6 +127,13 @@ VERBS = {
         "llmsys compare runs/a runs/b --output comparison.html",
         takes_config=False,
     ),
+    "ablate": CommandSpec(
+        "compare variants of a data config: prepare each from one extraction, train the same "
+        "model on each with several seeds, evaluate all on the same held-out pages",
+        "llmsys ablate ablations/sample-crawl ablations/no-rules ablations/exact-only --seeds 3",
+        takes_config=False,
+        runs_code=True,
+    ),
     "watch": CommandSpec(
         "show a run in the terminal while it trains",
         "llmsys watch runs/mine",
@@ -219,6 +226,7 @@ _OTHER_VERBS = {
     "estimate": ("price", "cost", "memory", "flops"),
     "init": ("new", "create", "setup", "download"),
     "watch": ("monitor", "status", "tail", "logs"),
+    "ablate": ("ablation", "ablations", "experiment"),
     "launch": ("torchrun", "deepspeed", "accelerate", "submit", "sbatch", "mpirun"),
 }
 

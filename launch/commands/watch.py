@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.errors import ConfigError
-from llmsys.storage.paths import parse_local_path
+from llmsys.storage.paths import parse_folder_argument
 
 HOME, CLEAR_BELOW, CLEAR_LINE = "\033[H", "\033[J", "\033[K"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run folder, the interval, --once and --page."""
-    parser.add_argument("run_folder", metavar="RUN", type=parse_local_path, help="run folder")
+    parser.add_argument("run_folder", metavar="RUN", type=parse_folder_argument, help="run folder")
     parser.add_argument(
         "--every",
         type=float,

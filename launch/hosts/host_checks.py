@@ -25,12 +25,16 @@ Facts = Mapping[str, dict[str, Any]]
 
 
 class HostFinding(NamedTuple):
-    """One row of the preflight table. An empty remedy means that the check passed."""
+    """One row of the preflight table. An empty remedy means that the check passed.
+
+    `fit_probability` is that of the memory check: the fullest rank fits its accelerator.
+    """
 
     host: str
     check: str
     finding: str
     remedy: str = ""
+    fit_probability: float | None = None
 
 
 def build_problem(host: str, check: str, message: str) -> HostFinding:

@@ -11,6 +11,8 @@ from typing import Any
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import LlmsysError
+from llmsys.estimate.memory_residual import format_fit_probability, get_memory_residual
+from llmsys.estimate.memory_timeline import GIB
 from llmsys.estimate.peak_memory import USABLE_SHARE, estimate_peak_memory, find_largest_micro_batch
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.launch.hosts.host_checks import Facts, HostFinding, build_problem
@@ -112,6 +114,7 @@ def check_memory_fit(
         return
     scarce = min(each, key=lambda name: each[name])
     on_accelerators = bool(facts[scarce]["devices"]["accelerators"])
+    probability = None
     system = MemoryProfile(device="cuda" if on_accelerators else "cpu")
     try:
         config = resolve_for_hosts(config, [facts[name]["devices"] for name in each])
@@ -119,17 +122,22 @@ def check_memory_fit(
         if config.batch.micro_sequences == "auto":
             observation = str(find_largest_micro_batch(config, layout, each[scarce], system))
         else:
-            verdict = estimate_peak_memory(config, layout, system=system).compute_fit_result(
-                int(USABLE_SHARE * each[scarce])
-            )
+            timeline = estimate_peak_memory(config, layout, system=system)
+            verdict = timeline.compute_fit_result(int(USABLE_SHARE * each[scarce]))
             if not verdict.fits:
                 yield build_problem(scarce, "memory", verdict.text)
                 return
             observation = verdict.text
+            if on_accelerators:  # no peak of a CPU is part of the error
+                probability = get_memory_residual(layout.world_size).compute_fit_probability(
+                    timeline, each[scarce]
+                )
+                chance = format_fit_probability(probability)
+                observation += f" Of all {each[scarce] / GIB:.1f} GiB it {chance}"
     except LlmsysError as error:
         yield build_problem(scarce, "memory", str(error))
         return
-    yield HostFinding(scarce, "memory", observation.rstrip("."))
+    yield HostFinding(scarce, "memory", observation.rstrip("."), fit_probability=probability)
 
 
 def resolve_for_hosts(config: RunConfig, devices: Sequence[dict[str, Any]]) -> RunConfig:

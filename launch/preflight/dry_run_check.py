@@ -19,8 +19,9 @@ from llmsys.launch.hosts.host_checks import GIB, Facts, HostFinding, build_probl
 from llmsys.launch.hosts.hostfile import Host
 
 CHECK, ALL = "dry run", "all"
-WRONG_COLLECTIVES = (
-    "Training would send other messages than its layout asks for. Report it, or use another layout."
+REFUTED = (
+    "Training would send other messages, or do other work, than its config asks for. Report it, or "
+    "use another layout; in your own blocks mend what is named."
 )
 TOO_LARGE = "Shard more, or lower batch.micro_sequences; llmsys estimate lists what saves most."
 
@@ -100,8 +101,9 @@ def _run_fullest_rank(request: DryRunRequest, memory_bytes: int | None) -> HostF
         first = str(error).partition("\n")[0]
         return build_problem(ALL, CHECK, f"{first} For its output run {_format_command(request)}")
     finding = f"{format_fit(result)}; {result['num_waits']} waits of the host in a step"
-    if differences := result["collective_check"]["differences"]:
-        return HostFinding(ALL, CHECK, f"{finding}; {'; '.join(differences)}", WRONG_COLLECTIVES)
+    checks = (result["collective_check"], result["block_check"])
+    if differences := [one for check in checks for one in check["differences"]]:
+        return HostFinding(ALL, CHECK, f"{finding}; {'; '.join(differences)}", REFUTED)
     if result["fits"] and memory_bytes is not None and result["needed_bytes"] > memory_bytes:
         return HostFinding(
             ALL,

@@ -107,6 +107,12 @@ def build_details(summary: str, *content: Markup) -> Markup:
 def escape_plot_text(text: str) -> str:
     """Return user text without the tags, entities and %{…} that plotly interprets in labels and
     hovers.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The text for a label.
     """
     return html.escape(text, quote=False).replace("%{", "%\u200b{")
 

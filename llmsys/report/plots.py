@@ -209,8 +209,14 @@ def build_bars_layout(x_title: str) -> dict[str, Any]:
 
 
 def compute_bars_height(count: int, labels: Iterable[str] = ()) -> int:
-    """Return the height in pixels of `count` horizontal bars, with space for the lines of the
-    longest label on each.
+    """Return the height of horizontal bars, with space for the lines of the longest label on each.
+
+    Args:
+        count: Number of bars.
+        labels: Their labels.
+
+    Returns:
+        Pixels.
     """
     lines = max((len(wrap_label(label)) for label in labels), default=1)
     return 90 + max(30, 12 + 15 * lines) * max(count, 2)

@@ -7,6 +7,7 @@ installs it.
 Invariants:
 - An object is written whole or not at all, and only `create` decides a race between two writers.
 - What a storage cannot do for now (throttling, a lost connection) is repeated for RETRY_SECONDS.
+  One that never answered is asked for FIRST_CONTACT_SECONDS, because its address may be wrong.
   Every other error ends with what to do.
 """
 
@@ -25,6 +26,7 @@ Value = TypeVar("Value")
 
 # An outage of this length is survived. s3fs itself repeats a request for about a second.
 RETRY_SECONDS = 300.0
+FIRST_CONTACT_SECONDS = 30.0
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 _PACKAGES = {
@@ -37,20 +39,25 @@ _PACKAGES = {
 }
 _ENTITY_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "crc32c")
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
-# Errors of the system that another try may not meet; s3fs translates those of S3 into these.
-_PASSING = frozenset(
+_NO_CONNECTION = frozenset(
     (
-        *(errno.EBUSY, errno.EIO, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EPIPE),
-        *(
-            errno.ECONNRESET,
-            errno.ECONNREFUSED,
-            errno.ECONNABORTED,
-            errno.ENETUNREACH,
-            errno.EHOSTUNREACH,
-        ),
+        errno.ECONNRESET,
+        errno.ECONNREFUSED,
+        errno.ECONNABORTED,
+        errno.ENETUNREACH,
+        errno.EHOSTUNREACH,
+        errno.ETIMEDOUT,
+        errno.EPIPE,
     )
 )
+# Errors of the system that another try may not meet; s3fs translates those of S3 into these.
+_PASSING = _NO_CONNECTION | {errno.EBUSY, errno.EIO, errno.EREMOTEIO}
 _ABSENT = (FileNotFoundError, FileExistsError)
+# Python's, botocore's and aiohttp's base classes of a server that did not answer; the packages are
+# imported only where a URL is used.
+_UNANSWERED = frozenset(
+    ("ConnectionError", "TimeoutError", "HTTPClientError", "ClientConnectionError")
+)
 
 log = get_logger(__name__)
 sleep = time.sleep
@@ -155,6 +162,7 @@ class ObjectFolder:
         self.url = url.rstrip("/")
         # Another process may write the objects at any time.
         self._files, self._path = open_file_system(self.url, asked_by, use_listings_cache=False)
+        self._has_answered = False
 
     def list_objects(self, prefix: str = "") -> dict[str, RemoteObject]:
         """List the objects of a folder.
@@ -318,13 +326,17 @@ class ObjectFolder:
         wait = _FIRST_WAIT_SECONDS
         while True:
             try:
-                return request(path)
+                found = request(path)
+                self._has_answered = True
+                return found
             except Exception as error:  # every storage has its own errors
+                self._has_answered |= not _is_unanswered(error)
+                longest = RETRY_SECONDS if self._has_answered else FIRST_CONTACT_SECONDS
                 if isinstance(error, _ABSENT) and not (
                     is_write and isinstance(error, FileNotFoundError)
                 ):
                     raise
-                if not _is_passing(error) or waited >= RETRY_SECONDS:
+                if not _is_passing(error) or waited >= longest:
                     raise self._build_error(name, error, waited) from error
                 log.warning(
                     "%s/%s: %s; asking again in %g s", self.url, name, _get_reason(error), wait
@@ -355,6 +367,12 @@ class ObjectFolder:
                 "command again to continue."
             )
         tries = f" for {waited:.0f} s" if waited else ""
+        if not self._has_answered:
+            return DataError(
+                f"{shown} could not be reached{tries}, and never answered: {reason}. Correct the "
+                "address of the storage (AWS_ENDPOINT_URL_S3 for a server other than Amazon's), or "
+                "check the network; then run the same command again."
+            )
         return DataError(
             f"{shown} could not be reached{tries}: {reason}. Check the URL, the network and the "
             "limits of the storage, then run the same command again to continue."
@@ -381,6 +399,12 @@ def _describe(about: dict[str, Any]) -> RemoteObject:
 
 def _get_reason(error: Exception) -> str:
     return (str(error) or type(error).__name__).rstrip(".")
+
+
+def _is_unanswered(error: Exception) -> bool:
+    """Return whether no server answered."""
+    names = {base.__name__ for base in type(error).__mro__}
+    return not names.isdisjoint(_UNANSWERED) or getattr(error, "errno", None) in _NO_CONNECTION
 
 
 def _is_passing(error: Exception) -> bool:

@@ -116,6 +116,24 @@ def parse_folder(value: object) -> object:
     return check_local_path(value)
 
 
+def parse_folder_argument(text: str) -> Path:
+    """Parse a folder, which may be `s3://bucket/folder`, as a `type=` for argparse.
+
+    Args:
+        text: The command-line argument.
+
+    Returns:
+        The path; the local path of a remote folder's copies.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is another URL.
+    """
+    try:
+        return Path(str(parse_folder(text)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}.") from None
+
+
 def find_folder_url(folder: Path) -> str | None:
     """Find the URL of a remote folder, or of a file in it.
 

@@ -205,6 +205,15 @@ DEVICE_PROFILE = StoredFormat(
     "measure it again: llmsys calibrate",
 )
 
+ABLATION = StoredFormat(
+    "ablation",
+    1,
+    "ablation.json",
+    _KEY,
+    "`ablate`",
+    "compare in a new folder: llmsys ablate BASE VARIANT --output FOLDER",
+)
+
 FORMATS = (
     MANIFEST,
     JOURNAL,
@@ -226,6 +235,7 @@ FORMATS = (
     IMPORT_RECORD,
     EXPORT_RECORD,
     DEVICE_PROFILE,
+    ABLATION,
 )
 
 

@@ -199,7 +199,6 @@ def build_trainer(
     layout = config.resolve_layout(get_world_size())
     dataset = open_run_data(config, "train")
     profile = find_device_profile(config, device)
-    # before the model, to subtract the memory in use now
     step_meter = build_step_meter(config, device, profile)
     meshes = build_device_meshes(layout, device)
     report_phase(0, "looking for a checkpoint")

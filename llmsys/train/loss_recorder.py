@@ -1,7 +1,8 @@
 """Record the loss of each document's tokens in every step of a run.
 
 Reads the sums that the loss has added up on the device (llmsys/data/target_documents.py). Writes
-files of llmsys/dataset/loss_parts.py, one at each checkpoint or `MAX_ROWS` rows.
+files of llmsys/dataset/loss_parts.py, of `MAX_ROWS` rows or shorter; the newest is written again
+at each checkpoint.
 
 Invariants:
 - No weight, no loss and no order of sums depends on it.
@@ -22,7 +23,12 @@ from torch import Tensor
 
 from llmsys.data.batch import Batch
 from llmsys.data.target_documents import SpanSums
-from llmsys.dataset.loss_parts import LOSS_SCHEMA, truncate_loss_parts, write_loss_part
+from llmsys.dataset.loss_parts import (
+    LOSS_SCHEMA,
+    LossPart,
+    extend_loss_part,
+    truncate_loss_parts,
+)
 from llmsys.engine.engine import StepResult
 
 # Rows that wait for a checkpoint, 27 bytes each. More are written at once.
@@ -69,6 +75,7 @@ class DocumentLossRecorder:
         self._batches: list[Batch] = []
         self._step = 0
         self._copied: _CopiedStep | None = None
+        self._newest: LossPart | None = None
         self._rows: list[pa.RecordBatch] = []
         self._num_rows = 0
 
@@ -123,6 +130,7 @@ class DocumentLossRecorder:
             steps: Steps of the checkpoint.
         """
         self._copied = None
+        self._newest = None
         self._rows = []
         self._num_rows = 0
         truncate_loss_parts(self._folder, steps, self._rank, self._ranks)
@@ -148,7 +156,10 @@ class DocumentLossRecorder:
         rows = [one for one in self._rows if one.num_rows]
         if rows:
             joined = pa.concat_batches(rows)
-            write_loss_part(self._folder, self._rank, joined, self._fingerprints)
+            place = self._folder, self._rank
+            self._newest = extend_loss_part(
+                self._newest, *place, joined, self._fingerprints, MAX_ROWS
+            )
         self._rows = []
         self._num_rows = 0
 

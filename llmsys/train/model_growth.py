@@ -188,4 +188,23 @@ def find_shape_violation(saved: Mapping[str, Any], model: ModelConfig) -> str | 
             f"a tied head of {model.hidden_size} channels would add up equal channels and scale "
             "the logits. Set model.tie_word_embeddings=false."
         )
+    return _find_layer_violation(saved, model)
+
+
+def _find_layer_violation(saved: Mapping[str, Any], model: ModelConfig) -> str | None:
+    """Find a block of another mixer than the one it would copy: names and shapes of projections may
+    fit, but not what they mean.
+    """
+    depth = saved["num_hidden_layers"]
+    types = saved.get("layer_types") or ("full_attention",)
+    for layer in range(model.num_hidden_layers):
+        source = layer % depth
+        was_linear = types[source % len(types)] == "linear_attention"
+        if was_linear != model.is_linear_layer(layer):
+            mixers = ("attention", "linear_attention")
+            return (
+                f"block {layer} has {mixers[not was_linear]}, and block {source}, which it would "
+                f"copy, has {mixers[was_linear]}. Add layers in whole patterns of "
+                "model.layer_types."
+            )
     return None

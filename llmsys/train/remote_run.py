@@ -34,6 +34,7 @@ from llmsys.storage.stored_formats import LOSSES_FOLDER
 from llmsys.train.checkpoint_record import CHECKPOINT_NAME, RECORD, list_checkpoints
 
 CHECKPOINTS = "checkpoints"
+CONFIG = "config.yaml"
 # Seconds that a reader waits for other readers.
 READ_SECONDS = 10.0
 # Of the processes of one attempt alone.
@@ -50,8 +51,12 @@ class RemoteRun:
         self.objects = open_object_folder(url)
         self.lock: ObjectLock | None = None
 
-    def fetch(self) -> None:
-        """Bring the copies up to date before a run continues. For rank 0, which holds the lock."""
+    def fetch(self, *, has_checkpoints: bool = True) -> None:
+        """Bring the copies up to date before a run continues. For rank 0, which holds the lock.
+
+        Args:
+            has_checkpoints: False leaves the checkpoints where they are.
+        """
         objects = self.objects.list_objects()
         record = UploadRecord(self.folder)
         own = {
@@ -63,6 +68,10 @@ class RemoteRun:
         download_files(self.folder, self.objects, changed)
         for name in changed:
             record.add(name, own[name])
+        if has_checkpoints:
+            self._fetch_checkpoints(objects, record)
+
+    def _fetch_checkpoints(self, objects: dict[str, RemoteObject], record: UploadRecord) -> None:
         remote = _group_checkpoints(objects)
         newest = max(remote, default=-1)
         for step, path in list_checkpoints(self.folder / CHECKPOINTS).items():
@@ -141,12 +150,29 @@ def find_remote_run(folder: Path) -> RemoteRun | None:
     return None if url is None else RemoteRun(folder, url)
 
 
-def fetch_run(folder: Path) -> None:
+def has_run(folder: Path) -> bool:
+    """Return whether the storage of a remote folder has the config of a run.
+
+    Args:
+        folder: The local path of its copies.
+
+    Returns:
+        False for a local folder, too.
+
+    Raises:
+        DataError: The storage cannot be read.
+    """
+    run = find_remote_run(folder)
+    return run is not None and run.objects.find_object(CONFIG) is not None
+
+
+def fetch_run(folder: Path, *, has_checkpoints: bool = True) -> None:
     """Copy a remote run to this machine, to read it. While it is written here, its copies are newer
     than its objects.
 
     Args:
         folder: The run folder. A local one is left as it is.
+        has_checkpoints: False leaves the checkpoints in the storage.
 
     Raises:
         DataError: The storage refuses something for good.
@@ -154,7 +180,7 @@ def fetch_run(folder: Path) -> None:
     if (run := find_remote_run(folder)) is None:
         return
     with suppress(LockedFolderError), lock_folder(folder, READ_SECONDS):
-        run.fetch()
+        run.fetch(has_checkpoints=has_checkpoints)
 
 
 @contextmanager

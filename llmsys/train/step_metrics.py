@@ -149,8 +149,8 @@ def read_resident_memory(field_name: str) -> int:
 
 @dataclass
 class StepMeter:
-    """Seconds and memory of the steps of this rank. Built before the model, to subtract the
-    memory in use then.
+    """Seconds and memory of the steps of this rank. On a CPU memory is that of the process, as
+    the prediction's is.
     """
 
     config: RunConfig
@@ -160,7 +160,6 @@ class StepMeter:
     details: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._baseline_bytes = 0 if self.device.type == "cuda" else read_resident_memory("VmRSS")
         self._peak = (0, 0)
         self._only_steps = True
         self._has_full_length = True
@@ -215,8 +214,7 @@ class StepMeter:
         }
 
     def compute_run_metrics(self) -> dict[str, Any]:
-        """Return the median step seconds, and the peak memory above that in use before, over all
-        ranks. Collective.
+        """Return the median step seconds and the peak memory over all ranks. Collective.
 
         Empty without a full-sized step. The first step is left out if there are more: it warms up.
         """
@@ -225,7 +223,7 @@ class StepMeter:
         most, given_out = self._peak
         own = (
             median(self.seconds[1:] or self.seconds),
-            max(0, most - self._baseline_bytes),
+            most,
             given_out,
         )
         middle, peak, allocated = self._compute_max_over_ranks(*own)

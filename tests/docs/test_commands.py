@@ -66,8 +66,13 @@ EXACT = {"show", "estimate", "scale"}
 # a chat ends with Ctrl-C
 PARSED_ONLY = {"plan", "dryrun", "doctor", "launch", "preflight", "demo", "chat"}
 # An export is compared with what transformers loads in tests/llmsys/convert.
-# DuckDB and polars are tested in tests/data_pipeline/inspection/test_loss_groups.py.
-COMPILED_ONLY = ("import AutoModelForCausalLM", "import duckdb")
+# DuckDB, polars and datasets are tested in tests/data_pipeline/inspection/.
+COMPILED_ONLY = (
+    "import AutoModelForCausalLM",
+    "import duckdb",
+    "import polars",
+    "import datasets",
+)
 # What a small run takes instead of what the pages say.
 MINE = (
     "tokenizer.vocab_size=400 model.vocab_size=400 model.hidden_size=16 "
@@ -277,7 +282,7 @@ def check_verb(command: Command, verb: str, words: list[str]) -> None:
         VERBS[verb].takes_config
         and arguments.config
         and not is_error
-        and not arguments.config.startswith("runs/")
+        and not arguments.config.startswith(("runs/", "s3://"))
     ):
         own = getattr(importlib.import_module(f"llmsys.launch.commands.{verb}"), "OWN_NAMES", ())
         if arguments.config not in LATER:

@@ -75,6 +75,7 @@ WORDS = {
     "inspect": "data",
     "report": "run --output page.html",
     "compare": "run moved --output page.html",
+    "ablate": "my.yaml my.yaml --output ablated",
     "watch": None,  # it shows a run until Ctrl-C
     "chat": "run",
     "doctor": "coordinates my.yaml --widths 16,32 --steps 1",

@@ -12,6 +12,7 @@ import pytest
 from llmsys.config.loading.config_files import list_config_names
 from llmsys.config.loading.load import read_config
 from llmsys.dryrun import dry_run
+from llmsys.dryrun.config_table import BEGIN, END
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.page import write_dry_run
 from llmsys.errors import ConfigError
@@ -116,7 +117,10 @@ def test_all_configs_run_each_on_its_cluster_and_name_those_that_are_refuted(
             raise ConfigError("no such thing. Use another.")
 
     monkeypatch.setattr(dry_run, "iter_dry_runs", answer)
-    assert main(["dryrun", "--all-configs", "--output", str(tmp_path)]) == 1
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\n\n| old |\n\n{END}\nafter\n")
+    words = ["dryrun", "--all-configs", "--output", str(tmp_path), "--table", str(page)]
+    assert main(words) == 1
     printed = capsys.readouterr().out
     shipped = [name for name in list_config_names() if name.startswith("train/")]
     assert sorted(asked) == shipped
@@ -124,12 +128,50 @@ def test_all_configs_run_each_on_its_cluster_and_name_those_that_are_refuted(
     assert asked["train/olmoe-1b-7b-1xh200"] == (1, 1, "h200")
     assert asked["train/decoder-tiny"] == (1, 2, "h100-sxm")
     assert "no such thing. Use another." in printed
+    rows = [line for line in printed.splitlines() if line.startswith("| train/")]
+    assert len(rows) == len(shipped)
+    assert rows[shipped.index("train/decoder-tiny")].startswith(
+        "| train/decoder-tiny | 8 | 0, 7 | "
+    )
+    assert rows[shipped.index("train/decoder-tiny")].endswith(" | refuted |  |")
+    assert rows[shipped.index("train/t5-tiny")].endswith(" | no such thing. Use another. |  |")
     assert printed.splitlines()[-4:-1] == [
         f"{len(shipped) - 2} of {len(shipped)} configs are proven",
         "  train/decoder-tiny",
         "  train/t5-tiny",
     ]
     assert (tmp_path / "train" / "decoder-tiny" / "dryrun.html").is_file()
+    head, rule = "| config | ranks | run | calls | GiB | verdict | not checked |", "|" + "---|" * 7
+    table = "\n".join([head, rule, *rows])
+    assert page.read_text() == f"before\n{BEGIN}\n\n{table}\n\n{END}\nafter\n"
+
+
+def test_a_page_without_a_place_for_the_table_is_refused_before_any_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "iter_dry_runs", None)
+    page = tmp_path / "page.md"
+    for text in (f"{END} {BEGIN}", BEGIN, f"{BEGIN}{BEGIN}{END}", f"{BEGIN}{END}{END}"):
+        page.write_text(text)
+        assert main(["dryrun", "--all-configs", "--table", str(page)]) == 2
+        assert "has no place for the table" in capsys.readouterr().err
+        assert page.read_text() == text
+    words = ["dryrun", "train/demo", "nodes=1:2", "device=h100-sxm", "--table", str(page)]
+    assert main(words) == 2
+    assert "is for the table of all configs" in capsys.readouterr().err
+
+
+def test_the_documented_table_has_proven_training_configs_in_their_order(
+    repository: Path,
+) -> None:
+    page = repository / "docs" / "measurements" / "dryrun.md"
+    _, _, rest = page.read_text().partition(BEGIN)
+    rows = [line.split(" | ") for line in rest.partition(END)[0].splitlines()]
+    found = {row[0].removeprefix("| "): row[5] for row in rows if row[0].startswith("| train/")}
+    shipped = [name for name in list_config_names() if name.startswith("train/")]
+    assert list(found) == [name for name in shipped if name in found]
+    assert "train/demo" in found
+    assert set(found.values()) == {"proven"}
 
 
 @needs_chromium

@@ -23,7 +23,7 @@ from llmsys.launch.main import main
 from tests.helpers.example_run import write_dataset
 from tests.llmsys.calibrate.test_machine_probe import MEASURED
 
-SAMPLE = TextSample(share=1.0, xz_bits_per_byte=2.6, num_characters=90)
+SAMPLE = TextSample(1.0, num_bytes=1 << 21, num_characters=90, bytes_per_token={2_048: 2.95})
 STEP_SECONDS = 0.25
 
 
@@ -60,6 +60,14 @@ def test_more_minutes_promise_a_lower_loss_of_a_larger_model() -> None:
     assert long.vocabulary > short.vocabulary
 
 
+def test_longer_tokens_promise_fewer_bits_per_byte() -> None:
+    short = replace(SAMPLE, bytes_per_token={2_048: 2.4})
+    assert (
+        plan_run_minutes(2, 1e9, SAMPLE).promise.bits_per_byte.middle
+        < 0.9 * plan_run_minutes(2, 1e9, short).promise.bits_per_byte.middle
+    )
+
+
 def test_a_small_text_is_not_repeated_without_end() -> None:
     run = plan_run_minutes(60, 3e5, SAMPLE)
     assert run.tokens <= MAX_PASSES * run.unique_tokens
@@ -68,9 +76,12 @@ def test_a_small_text_is_not_repeated_without_end() -> None:
 
 
 def test_a_text_of_many_characters_has_a_piece_for_each() -> None:
-    chinese = replace(SAMPLE, num_characters=2_900)
-    assert plan_run_minutes(1, 1.8e6, SAMPLE).vocabulary < 2_900
+    chinese = replace(SAMPLE, num_characters=4_350)
+    assert plan_run_minutes(1, 1.8e6, SAMPLE).vocabulary < 4_096
     assert plan_run_minutes(1, 1.8e6, chinese).vocabulary == 8_192
+    # A crawl of 21 MB in many languages, whose tokenizer needed 2,336 pieces for characters alone.
+    crawl = replace(SAMPLE, num_characters=1_272)
+    assert plan_run_minutes(1, 21e6, crawl).vocabulary == 4_096
 
 
 def test_a_busy_machine_is_promised_in_a_wider_interval(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def write(path: Path, text: str) -> None:
 
 def list_findings(**hosts: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     return [
-        tuple(one)
+        (one.host, one.check, one.finding, one.remedy)
         for one in check_hardware({host: {"hardware": facts} for host, facts in hosts.items()})
     ]
 

@@ -302,7 +302,7 @@ def test_a_dry_run_is_of_the_largest_rank_and_of_the_memory_that_is_there(
         "world_size": RANKS, "device": "H100 SXM 80GB", "fits": True, "num_waits": 1,
         "needed_bytes": GIB,
         "capacity_bytes": 79 * GIB, "memory": {"peak_bytes": GIB // 2, "peak_phase": "evaluation"},
-        "collective_check": {"differences": []},
+        "collective_check": {"differences": []}, "block_check": {"differences": []},
     }  # fmt: skip
     hosts, asked = [Host("a", RANKS)], []
 
@@ -322,9 +322,10 @@ def test_a_dry_run_is_of_the_largest_rank_and_of_the_memory_that_is_there(
     [found] = check_dry_run("c.yaml", [], hosts, {"a": told()}, DryRunWish(True, "b200"))
     assert asked[-1] == (2, "b200")
     result["collective_check"] = {"differences": ["missing: all_reduce over tensor"]}
+    result["block_check"] = {"differences": ["wait of the host in a block"]}
     [found] = check_dry_run("c.yaml", [], hosts, {"a": told(H100)}, WANTED)
-    assert found.finding.endswith("; missing: all_reduce over tensor")
-    assert found.remedy.startswith("Training would send other messages than its layout asks for")
+    assert found.finding.endswith("; missing: all_reduce over tensor; wait of the host in a block")
+    assert found.remedy.startswith("Training would send other messages, or do other work, than its")
 
 
 def test_a_run_that_cannot_be_run_dry_may_be_trained_all_the_same(

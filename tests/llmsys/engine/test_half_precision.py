@@ -31,10 +31,8 @@ SEED = 7  # no gradient of a norm is near zero, where 16 bits decide its sign
 KINDS = {
     1: ["torch bf16", "accelerate bf16", "zero0 bf16", "zero1 bf16", "zero1 bf16 offload",
         "zero2 bf16", "zero3 bf16",
-        "zero3 bf16 offload", "torch fp16", "accelerate fp16", "zero0 fp16", "zero1 fp16",
-        "zero3 fp16"],
-    2: ["torch bf16", "zero0 bf16", "zero1 bf16", "zero2 bf16", "zero2 bf16 offload", "torch fp16",
-        "zero2 fp16"],
+        "zero3 bf16 offload", "torch fp16", "accelerate fp16", "zero1 fp16", "zero3 fp16"],
+    2: ["torch bf16", "zero1 bf16", "zero2 bf16 offload", "torch fp16", "zero2 fp16"],
 }  # fmt: skip
 CASES = [(kind, expert) for expert, kinds in KINDS.items() for kind in kinds]
 TOO_MUCH = 2.0**40

@@ -123,17 +123,19 @@ def engine_run(rank: int, cases: list[tuple[str, str]]) -> list[Any]:
     return results
 
 
-CASES = [
-    (kind, objective)
-    for objective in MODELS
-    for kind in ("torch", "ddp", "zero2", "zero3", "accelerate")
-]
+KINDS = ("torch", "ddp", "zero2", "zero3", "accelerate")
+# One process has no part of a step to lose: each engine and each objective once.
+CASES = {
+    1: list(zip(KINDS, MODELS, strict=True)),
+    2: [(kind, objective) for objective in MODELS for kind in KINDS],
+}
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_every_objective_follows_the_plain_run(world_size: int) -> None:
+    cases = CASES[world_size]
     for (kind, objective), (losses, norms, state) in zip(
-        CASES, run_ranks(engine_run, world_size, CASES)[0], strict=True
+        cases, run_ranks(engine_run, world_size, cases)[0], strict=True
     ):
         expected_losses, expected_norms, expected = plain_run(objective)
         name = f"{objective} under {kind}"

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.distributed
 
 BITWISE: dict[str, Settings] = {"train": {"reproducibility": "bitwise"}}
 WHOLE: dict[str, Settings] = {"engine": {"kind": "torch", "gradient_accumulation": "whole"}}
-DDP: dict[str, Settings] = {"engine": {"kind": "torch", "data_parallel": "ddp"}}
 INTERLEAVED = {"kind": "interleaved", "stages_per_rank": 2}
 DEEP = ParityModel(
     "four layers",
@@ -32,7 +31,9 @@ DEEP = ParityModel(
 )
 MODELS = {model.name: model for model in (DENSE, EXPERTS, DEEP)}
 
-# (model, layout, sections, event) by number of ranks.
+# (model, layout, sections, event) by number of ranks. The sample of the covering array
+# (llmsys/doctor/pairs) has an evaluation with every engine, axis, schedule and average; it has no
+# texts and replays.
 Case = tuple[ParityModel, Settings, dict[str, Settings], Event]
 CASES: dict[int, dict[str, Case]] = {
     1: {
@@ -47,30 +48,16 @@ CASES: dict[int, dict[str, Case]] = {
     },
     2: {
         "bitwise, evaluation": (DENSE, {}, BITWISE, "evaluation"),
-        "bitwise, experts": (EXPERTS, {"expert": 2}, BITWISE, "evaluation"),
-        "bitwise, average": (DENSE, {}, {"train": BITWISE["train"] | {"ema_half_life_tokens": 500}},
-            "evaluation"),
         "bitwise, text": (DENSE, {}, BITWISE, "text"),
         "bitwise, replay": (EXPERTS, {}, BITWISE, "replay"),
-        "bitwise, gpipe": (DEEP, {"pipeline": 2, "pipeline_schedule": {"kind": "gpipe"}}, BITWISE,
-            "evaluation"),
-        "bitwise, 1f1b": (DEEP, {"pipeline": 2}, BITWISE, "evaluation"),
         "bitwise, interleaved": (DEEP, {"pipeline": 2, "pipeline_schedule": INTERLEAVED}, BITWISE,
             "evaluation"),
         "bitwise, 1f1b, text": (DEEP, {"pipeline": 2}, BITWISE, "text"),
         "fast, evaluation": (DENSE, {}, {}, "evaluation"),
         "fast, whole": (EXPERTS, {}, WHOLE, "evaluation"),
-        "fast, average": (DENSE, {}, {"train": {"ema_half_life_tokens": 500}}, "evaluation"),
-        "fast, ddp": (EXPERTS, {}, DDP, "evaluation"),
         "fast, interleaved": (DEEP, {"pipeline": 2, "pipeline_schedule": INTERLEAVED}, {}, "text"),
-        "zero-1": (DENSE, {}, {"engine": {"kind": "deepspeed", "zero_stage": 1}}, "evaluation"),
-        "zero-3": (DENSE, {}, {"engine": {"kind": "deepspeed", "zero_stage": 3}}, "evaluation"),
-        "accelerate": (DENSE, {}, {"engine": {"kind": "accelerate"}}, "evaluation"),
     },
     4: {
-        "bitwise, replicas": (DENSE, {"replicate": 2}, BITWISE, "evaluation"),
-        "bitwise, experts": (EXPERTS, {"expert": 2, "replicate": 2}, BITWISE, "evaluation"),
-        "bitwise, 1f1b": (DEEP, {"pipeline": 2, "replicate": 2}, BITWISE, "evaluation"),
         "bitwise, interleaved": (
             DEEP, {"pipeline": 2, "replicate": 2, "pipeline_schedule": INTERLEAVED}, BITWISE,
             "evaluation",

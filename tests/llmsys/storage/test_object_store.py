@@ -2,6 +2,7 @@
 holds a folder.
 """
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from llmsys.errors import DataError
 from llmsys.storage import object_lock, object_store
 from llmsys.storage.folder_upload import UploadRecord, list_changed, upload_files
 from llmsys.storage.object_lock import ObjectLock
-from llmsys.storage.object_store import open_object_folder
+from llmsys.storage.object_store import ObjectFolder, open_object_folder
 from tests.helpers import fake_s3
 from tests.helpers.fake_s3 import FakeS3
 
@@ -50,6 +51,40 @@ def test_throttling_for_minutes_is_waited_for_with_growing_pauses_and_then_named
     ):
         folder.find_bytes("a")
     assert 300 <= sum(waits) < 335
+
+
+def test_a_server_that_never_answers_is_given_up_after_half_a_minute(
+    object_storage: FakeS3, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # it does not listen
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        S3FileSystem.clear_instance_cache()
+        with pytest.raises(
+            DataError,
+            match=r"s3://crawl/data/a could not be reached for 3\d s, and never answered: .*"
+            r"Correct the address of the storage \(AWS_ENDPOINT_URL_S3 ",
+        ):
+            ObjectFolder(URL).find_bytes("a")
+    assert 30 <= sum(waits) < 60
+
+
+def test_a_server_that_answered_once_is_waited_for_although_its_connection_is_lost(
+    object_storage: FakeS3, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ObjectFolder(URL)
+    assert folder.find_bytes("a") is None
+    tries: list[str] = []
+
+    def fail(path: str) -> bytes:
+        tries.append(path)
+        if len(tries) < 9:
+            raise ConnectionResetError(104, "Connection reset by peer")
+        return b"bytes"
+
+    monkeypatch.setattr(folder._files, "cat_file", fail)
+    assert folder.find_bytes("a") == b"bytes"
+    assert sum(waits) > 60
 
 
 def test_credentials_that_expired_end_the_command_at_once_with_what_to_do(

@@ -18,6 +18,7 @@ import torch
 import yaml
 
 from llmsys import __version__
+from llmsys.ablation.record import load_record
 from llmsys.config.batch import BatchConfig
 from llmsys.config.deduplication import DeduplicationConfig
 from llmsys.config.loading.load import load_run_config
@@ -32,6 +33,7 @@ from llmsys.events import EventWriter, read_events
 from llmsys.launch.main import main
 from llmsys.report.run_record import read_run
 from llmsys.storage.stored_formats import (
+    ABLATION,
     ARROW_KEY,
     CHECKPOINT,
     CHECKPOINT_INDEX,
@@ -87,6 +89,7 @@ SAMPLES: dict[StoredFormat, str] = {
     IMPORT_RECORD: "import/hugging_face/record.json",
     EXPORT_RECORD: "run/llmsys.json",
     DEVICE_PROFILE: "device.yaml",
+    ABLATION: "ablation.json",
 }
 
 
@@ -198,6 +201,7 @@ def test_a_frozen_run_an_import_and_a_profile_are_read(samples: Path) -> None:
     assert load_run_config(str(samples / "run")).run.name == "drill"
     assert read_conversion_record(samples / "import") is not None
     assert load_device_profile(str(samples / "device.yaml")).peak_flops["bf16"] > 0
+    assert load_record(samples / "ablation.json").get_scores("base", "pages") == {0: 2.5}
 
 
 # --- files of the version before ---

@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from llmsys.events import read_events, read_latest_events
-from tests.helpers.command_line import read_final_loss, run_llmsys
+from tests.helpers.command_line import read_final_loss
 from tests.helpers.dataset import VOCABULARY, make_dataset
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.paths import ROOT
 from tests.helpers.paused_run import pause_run
 from tests.helpers.process import PATIENCE_SECONDS
@@ -48,7 +49,7 @@ def config(tmp_path: Path) -> Path:
 @pytest.mark.distributed
 def test_accelerate_joins_its_ranks_and_hands_its_run_on(config: Path, tmp_path: Path) -> None:
     alone = ("engine.kind=torch", "launch.processes=1")
-    run_llmsys("train", config, *alone, f"run.folder={tmp_path / 'calm'}")
+    run_forked("train", config, *alone, f"run.folder={tmp_path / 'calm'}")
     calm = [
         e["loss"]
         for e in read_latest_events(tmp_path / "calm" / "events.jsonl")
@@ -71,7 +72,7 @@ def test_accelerate_joins_its_ranks_and_hands_its_run_on(config: Path, tmp_path:
     assert "was killed by signal 9" in message
     assert "Traceback" not in message
     assert "run the same command again to continue" in message
-    run_llmsys("train", config, *alone)
+    run_forked("train", config, *alone)
     starts = [
         event
         for event in read_events(tmp_path / "run" / "events.jsonl")

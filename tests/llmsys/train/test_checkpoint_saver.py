@@ -37,14 +37,14 @@ from llmsys.train.checkpoint_storage import CheckpointStorageReader, read_tensor
 from tests.helpers.interrupted_saves import PHASES, build_state, die_in, save, save_with_little_room
 from tests.helpers.parity_runs import LEARNING_RATE, build_engine, select_rank_batches
 from tests.helpers.process import PATIENCE_SECONDS
-from tests.helpers.ranks import run_ranks
+from tests.helpers.ranks import PRELOADED, run_ranks
 
 
 @pytest.fixture(scope="module")
 def fork() -> Any:
     """Fresh processes that need not import torch again: forked from one that has no threads."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.helpers.interrupted_saves"])
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 

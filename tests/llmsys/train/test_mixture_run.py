@@ -1,7 +1,7 @@
 """A run on a mixture whose batch grows, killed on the way and continued on another number of
 processes.
 
-Runs the real commands in real processes.
+Runs the real commands; the one that is killed is a process of its own.
 """
 
 import shutil
@@ -16,6 +16,7 @@ import yaml
 
 from llmsys.events import read_events, read_latest_events
 from tests.helpers.dataset import VOCABULARY, make_dataset
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.paths import ROOT
 
 MODEL = {
@@ -60,14 +61,7 @@ def run_command(config: Path, *words: str) -> list[str]:
 
 
 def train(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        run_command(config, *words),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-        check=False,
-    )
+    return run_forked("train", config, *words, check=False)
 
 
 def read_steps(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:

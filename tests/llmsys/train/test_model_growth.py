@@ -5,7 +5,8 @@ their noise.
 import pytest
 import torch
 
-from llmsys.train.model_growth import NOISE, find_growth, grow_tensor
+from llmsys.config.loading.load import load_model_config
+from llmsys.train.model_growth import NOISE, find_growth, find_shape_violation, grow_tensor
 
 STORED = {
     f"blocks.{number}.{name}": torch.Size(shape)
@@ -39,3 +40,23 @@ def test_copies_of_an_input_share_its_weight_and_differ_by_noise_that_cancels() 
     assert float(noise.std()) == pytest.approx(NOISE * float(stored.std()) / 3, rel=0.3)
     assert not torch.equal(grow_tensor(stored, growth, (0, "other")), grown)
     assert torch.equal(grow_tensor(stored, growth, (0, "name")), grown)
+
+
+@pytest.mark.parametrize(
+    ("depth", "problem"),
+    [
+        (8, None),
+        (6, "block 5 has attention, and block 1, which it would copy, has linear_attention"),
+    ],
+)
+def test_a_block_copies_only_one_of_its_own_mixer(depth: int, problem: str | None) -> None:
+    saved = load_model_config("train/qwen3-next-tiny").model_dump(mode="json")
+    assert saved["num_hidden_layers"] == 4
+    pattern = [saved["layer_types"][layer % len(saved["layer_types"])] for layer in range(4)]
+    types = [*pattern, *(pattern if problem is None else [pattern[0], pattern[-1]])]
+    model = load_model_config(
+        "train/qwen3-next-tiny",
+        [f"model.num_hidden_layers={depth}", f"model.layer_types=[{', '.join(types)}]"],
+    )
+    found = find_shape_violation(saved, model)
+    assert found is None if problem is None else (found or "").startswith(problem)

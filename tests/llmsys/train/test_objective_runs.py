@@ -1,13 +1,11 @@
 """Whole runs of the other objectives, as a person starts them: translate, fill masks, fine-tune a
 classifier.
 
-Real commands in real processes, on toy languages small enough for seconds.
+Real commands, each of them once in a process of its own, on toy languages small enough for seconds.
 """
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,9 @@ import yaml
 
 from llmsys.events import read_events
 from llmsys.train.checkpoint_load import load_tensors, read_tensor_metadata
+from tests.helpers.command_line import run_llmsys
 from tests.helpers.dataset import VOCABULARY, make_dataset
-from tests.helpers.paths import ROOT
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.tiny_pairs import WORDS, build_sentence_pairs, write_pairs_config
 
 SHAPE: dict[str, Any] = {
@@ -28,15 +27,6 @@ SHAPE: dict[str, Any] = {
         "bias": True},
 }  # fmt: skip
 ADAM = {"kind": "adamw", "betas": [0.9, 0.98], "eps": 1e-9, "weight_decay": 0.0}
-
-
-def run_llmsys(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llmsys.launch.main", *map(str, words)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False
-    )
-    assert not check or done.returncode == 0, done.stderr[-3000:]
-    return done
 
 
 def write_config(path: Path, settings: dict[str, Any]) -> Path:
@@ -85,13 +75,13 @@ def translation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_translation_run_learns_its_language(translation: Path) -> None:
-    result = json.loads(run_llmsys("evaluate", translation, "--json").stdout)
+    result = json.loads(run_forked("evaluate", translation, "--json").stdout)
     assert result["bleu"] > 25
     assert result["sentences"] == 30
     assert result["signature"].startswith("nrefs:1|case:mixed|")
     assert "averaged/step-00000260" in result["checkpoint"]
     plain = json.loads(
-        run_llmsys("evaluate", translation, "checkpoint.average_last=0", "--json").stdout
+        run_forked("evaluate", translation, "checkpoint.average_last=0", "--json").stdout
     )
     assert "checkpoints/step-00000260" in plain["checkpoint"]
     steps = [
@@ -99,7 +89,7 @@ def test_a_translation_run_learns_its_language(translation: Path) -> None:
     ]
     assert all(abs(step["target_tokens"] - 600) < 90 for step in steps)
     assert all(0 <= step["padding_share"] < 0.4 for step in steps)
-    assert "is finished" in run_llmsys("train", translation).stdout
+    assert "is finished" in run_forked("train", translation).stdout
 
 
 def test_lines_are_translated_in_their_order(translation: Path, tmp_path: Path) -> None:
@@ -110,7 +100,7 @@ def test_lines_are_translated_in_their_order(translation: Path, tmp_path: Path) 
     found = (tmp_path / "out.txt").read_text().split("\n")
     assert len(found) == 7  # six lines and what follows the last newline
     assert [bool(line) for line in found] == [True, True, True, False, True, True, False]
-    done = run_llmsys("translate", translation, "--input", tmp_path / "nowhere.txt", check=False)
+    done = run_forked("translate", translation, "--input", tmp_path / "nowhere.txt", check=False)
     assert done.returncode == 2
     assert "nowhere.txt does not exist" in done.stderr
 
@@ -120,7 +110,7 @@ def test_a_resumed_run_drops_what_the_uninterrupted_one_dropped(
 ) -> None:
     whole = translation.parent / "run" / "checkpoints"
     shutil.copytree(whole / "step-00000220", tmp_path / "run" / "checkpoints" / "step-00000220")
-    run_llmsys("train", translation, f"run.folder={tmp_path / 'run'}", "checkpoint.average_last=0")
+    run_forked("train", translation, f"run.folder={tmp_path / 'run'}", "checkpoint.average_last=0")
     resumed, calm = (
         read_weights(tmp_path / "run" / "checkpoints" / "step-00000260"),
         read_weights(whole / "step-00000260"),
@@ -130,7 +120,7 @@ def test_a_resumed_run_drops_what_the_uninterrupted_one_dropped(
 
 
 def test_a_translation_model_is_not_asked_to_continue(translation: Path) -> None:
-    done = run_llmsys(
+    done = run_forked(
         "translate", translation, "model.family=decoder", "model.encoder=null", check=False
     )
     assert done.returncode == 2
@@ -156,12 +146,10 @@ def encoder(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# About a minute on two quiet cores: it starts seven commands, two of them training runs on two
-# processes.
 def test_masks_are_learnt_and_a_classifier_starts_from_them(tmp_path: Path) -> None:
     settings = encoder(tmp_path)
     config = write_config(tmp_path / "masks.yaml", settings)
-    run_llmsys("train", config)
+    run_forked("train", config)
     steps = [e for e in read_events(tmp_path / "masks" / "events.jsonl") if e["event"] == "step"]
     assert steps[0]["loss"] == pytest.approx(5.95, abs=0.3)  # ln 384
     assert steps[-1]["loss"] < 4.5
@@ -192,17 +180,17 @@ def test_masks_are_learnt_and_a_classifier_starts_from_them(tmp_path: Path) -> N
         "tie_word_embeddings": False,
     }
     tuned = write_config(tmp_path / "labels.yaml", settings)
-    run_llmsys("prepare", tuned)
-    said = run_llmsys("train", tuned).stderr
+    run_forked("prepare", tuned)
+    said = run_forked("train", tuned).stderr
     assert "newly initialised: classifier.bias, classifier.weight" in said
     assert "not used: head." in said
-    assert json.loads(run_llmsys("evaluate", tuned, "--json").stdout)["accuracy"] > 0.9
-    wrong = run_llmsys(
+    assert json.loads(run_forked("evaluate", tuned, "--json").stdout)["accuracy"] > 0.9
+    wrong = run_forked(
         "train", tuned, "model.head.num_labels=3", f"run.folder={tmp_path / 'x'}", check=False
     )
     assert "model.head.num_labels=3, and" in wrong.stderr
     assert "has 2 labels (False, True). Set model.head.num_labels=2" in wrong.stderr
-    nowhere = run_llmsys(
+    nowhere = run_forked(
         "train", tuned, "train.init_from=nowhere", f"run.folder={tmp_path / 'y'}", check=False
     )
     assert "train.init_from=nowhere: nowhere does not exist" in nowhere.stderr

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from llmsys.config.loading.load import load_run_config
+from llmsys.launch.main import main
 from llmsys.parallel.control_group import ControlGroup
 from llmsys.parallel.process_group import init_process_group
 from llmsys.storage.folder_upload import UploadRecord, upload_files
@@ -18,6 +19,7 @@ from llmsys.train.checkpoint_record import list_checkpoints
 from llmsys.train.checkpoint_write import remove_checkpoint, write_sharded_checkpoint
 from llmsys.train.remote_run import RemoteRun, find_remote_run
 from tests.helpers.dataset import VOCABULARY, make_dataset
+from tests.helpers.example_run import write_run
 from tests.helpers.fake_s3 import FakeS3
 from tests.helpers.moto_s3 import MotoS3
 from tests.helpers.remote_runs import train_ranks
@@ -129,13 +131,51 @@ def test_a_step_that_is_saved_again_counts_no_longer_while_its_files_are_replace
     assert json.loads(object_storage.objects[f"{name}/state.json"])["steps"] == 4
 
 
+def test_verbs_take_the_url_of_a_run_and_leave_its_checkpoints_there(
+    tmp_path: Path,
+    object_storage: FakeS3,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = open_run(tmp_path / "writer", monkeypatch)
+    write_run(run.folder)
+    (run.folder / "config.yaml").write_text(
+        "format_version: 2\nrun: {name: toy, folder: s3://crawl/run}\n"
+    )
+    write_checkpoint(run.folder, 4, "weights")
+    run.upload()
+    monkeypatch.setenv("LLMSYS_CACHE", str(tmp_path / "reader"))
+    monkeypatch.chdir(tmp_path)
+    copy = tmp_path / "reader" / "s3" / "crawl" / "run"
+    assert main(["show", "s3://crawl/run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["run"]["folder"] == "s3://crawl/run"
+    assert main(["watch", "s3://crawl/run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"] == "toy"
+    assert (copy / "events.jsonl").is_file()
+    assert not (copy / "checkpoints").exists()
+
+    object_storage.objects["pages/a.txt"] = b"a page"
+    for words, told in [
+        (["show", "s3://crawl/pages"], "s3://crawl/pages is not the folder of a run or of a "),
+        (["show", "s3://crawl/run/config.yaml"], "is a URL, but a local path is needed"),
+        (["watch", "gs://crawl/run"], "is a URL, but a local path is needed"),
+        (["inspect", "s3://crawl/run", "data.folder=s3://crawl/data"], "aws s3 sync s3://crawl/da"),
+    ]:
+        assert main(words) == 2
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "reader" / "s3" / "crawl" / "pages").exists()
+
+
 def read_final_hash(state: bytes) -> str:
     return str(json.loads(state)["state_hash"])
 
 
 @pytest.mark.distributed
 def test_a_run_over_remote_tokens_killed_twice_ends_with_the_hash_of_a_calm_local_run(
-    tmp_path: Path, moto_storage: MotoS3
+    tmp_path: Path,
+    moto_storage: MotoS3,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config, s3 = tmp_path / "toy.yaml", moto_storage
     config.write_text(json.dumps(SETTINGS))
@@ -175,3 +215,13 @@ def test_a_run_over_remote_tokens_killed_twice_ends_with_the_hash_of_a_calm_loca
         "step-00000004",
         "step-00000006",
     ]
+
+    # A third machine knows the URL alone.
+    monkeypatch.setenv("LLMSYS_CACHE", str(tmp_path / "third"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", str(calm), "from-calm"]) == 0
+    assert main(["convert", "s3://crawl/run", "from-storage"]) == 0
+    exported = [(tmp_path / name / "model.safetensors") for name in ("from-calm", "from-storage")]
+    assert exported[0].read_bytes() == exported[1].read_bytes()
+    assert main(["evaluate", "s3://crawl/run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -1,7 +1,7 @@
 """The whole run on a small dataset: train, kill, resume, finish, evaluate, generate, as a person
 would start them.
 
-Runs the real commands in real processes.
+Runs the real commands, in processes of their own where it matters how these start or end.
 """
 
 import json
@@ -22,6 +22,7 @@ from llmsys.launch.train import HUNG, LOST_PEER, STOPPED
 from tests.helpers.command_line import read_final_loss, run_llmsys
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.device_profile import write_abacus
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.paths import ROOT
 from tests.helpers.paused_run import pause_run
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
@@ -78,7 +79,7 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(
         f"engine.kind={engine}",
         f"checkpoint.mode={'async' if engine == 'torch' else 'sync'}",
     )
-    run_llmsys("train", config, *choices, f"run.folder={tmp_path / 'calm'}")
+    run_forked("train", config, *choices, f"run.folder={tmp_path / 'calm'}")
     calm = [
         event
         for event in read_latest_events(tmp_path / "calm" / "events.jsonl")
@@ -120,7 +121,7 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(
         assert not any(
             rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks
         )
-    run_llmsys("train", config, *choices)
+    run_forked("train", config, *choices)
     assert read_final_loss(config) == calm[-1]["loss"]
     events = read_events(tmp_path / "run" / "events.jsonl")
     starts = [event["resumed_from"] for event in events if event["event"] == "start"]
@@ -145,9 +146,9 @@ def test_a_hang_ends_with_its_status_and_one_message(config: Path, tmp_path: Pat
 
 
 def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
-    run_llmsys("train", config, "train.profile.steps=[3]")
+    run_forked("train", config, "train.profile.steps=[3]")
     before = (config.parent / "run" / "events.jsonl").read_bytes()
-    assert "is finished" in run_llmsys("train", config).stdout
+    assert "is finished" in run_forked("train", config).stdout
     assert (config.parent / "run" / "events.jsonl").read_bytes() == before
     evaluated = json.loads(run_llmsys("evaluate", config, "--json").stdout)
     assert evaluated["loss"] == pytest.approx(read_final_loss(config), abs=2e-3)
@@ -168,12 +169,12 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
     # The folder is enough: its tokenizer is a copy of the dataset's.
     dataset = load_run_config(str(config)).data.folder
     dataset.rename(dataset.with_name("away"))
-    alone = run_llmsys("generate", config.parent / "run", "--json", "--prompt", "the dog").stdout
+    alone = run_forked("generate", config.parent / "run", "--json", "--prompt", "the dog").stdout
     dataset.with_name("away").rename(dataset)
     assert json.loads(alone) == samples
     damaged = sorted((config.parent / "run" / "checkpoints").glob("*/__0_0.distcp"))[-1]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")
-    repaired = run_llmsys("train", config)
+    repaired = run_forked("train", config)
     assert f"skipping checkpoint {damaged.parent}: __0_0.distcp is damaged" in repaired.stderr
     assert (
         read_final_loss(config)
@@ -200,9 +201,9 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
 
 def test_another_config_in_the_same_folder_is_refused_with_the_difference(config: Path) -> None:
     alone = ("launch.processes=1", "layout.expert=1")
-    run_llmsys("train", config, "train.tokens=512", *alone)
+    run_forked("train", config, "train.tokens=512", *alone)
     for change in ("train.tokens=1024", "optimizer.learning_rate=0.02"):
-        done = run_llmsys("train", config, "train.tokens=512", *alone, change, check=False)
+        done = run_forked("train", config, "train.tokens=512", *alone, change, check=False)
         assert done.returncode == 2
         assert re.search(
             rf"{change.split('=')[0]} was [\d.]+, now {change.split('=')[1]}", done.stderr
@@ -210,12 +211,12 @@ def test_another_config_in_the_same_folder_is_refused_with_the_difference(config
         assert "Traceback" not in done.stderr
     assert (
         "is finished"
-        in run_llmsys("train", config, "train.tokens=512", *alone, "train.log_every_steps=5").stdout
+        in run_forked("train", config, "train.tokens=512", *alone, "train.log_every_steps=5").stdout
     )
 
 
 def test_a_missing_tokenizer_says_how_to_make_one(config: Path, tmp_path: Path) -> None:
-    done = run_llmsys("train", config, "tokenizer={kind: file, path: nowhere.model}", check=False)
+    done = run_forked("train", config, "tokenizer={kind: file, path: nowhere.model}", check=False)
     assert done.returncode == 2
     assert "nowhere.model" in done.stderr
     assert done.stderr.count("llmsys: error") == 1

@@ -12,13 +12,19 @@ import torch.distributed as dist
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
+from llmsys.estimate.activation_memory import IN_EVALUATION
 from llmsys.estimate.device_profile import (
+    MACHINE_PROFILE,
     find_device_by_driver_name,
     list_device_names,
     load_device_profile,
 )
 from llmsys.estimate.flops import count_flops
-from llmsys.train import step_metrics
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.estimate.state_memory import compute_state_bytes
+from llmsys.estimate.step_time import estimate_step_time
+from llmsys.train import run_prediction, step_metrics
 from llmsys.train.run_prediction import build_prediction
 from llmsys.train.step_metrics import (
     StepMeter,
@@ -73,12 +79,51 @@ def test_an_unknown_device_has_no_utilisation_and_says_how_to_get_one() -> None:
 def test_a_forecast_is_the_estimate_and_a_gap_in_a_profile_is_said(tmp_path: Path) -> None:
     told = build_prediction(load_config(), CPU, build_abacus())
     assert told["step_seconds"]["p10"] < told["step_seconds"]["p50"] < told["step_seconds"]["p90"]
-    assert told["memory"]["peak_bytes"] > 4 * told["parameters"]
+    memory = told["memory"]
+    assert memory["peak_bytes"] - memory["process_bytes"] > 4 * told["parameters"]
     gap = build_prediction(
         load_config("train.precision=fp32"), CPU, build_abacus(peak_flops={"bf16": 1e9})
     )
     assert gap["step_seconds"] is None
     assert "no peak for fp32" in gap["why_no_time"]
+
+
+def test_a_forecast_on_a_cpu_has_the_process_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    resident, config = 700 << 20, load_config()
+    monkeypatch.setattr(run_prediction, "read_resident_memory", lambda name: resident)
+    fresh, resumed = (build_prediction(config, CPU, None, step)["memory"] for step in (0, 7))
+    state = compute_state_bytes(config, config.resolve_layout(1))
+    # oneDNN's code for 4 × 512 rows in steps of 32, of three products, as both widths are 256
+    code = 64 * 3 * 650_000
+    assert fresh["process_bytes"] == resident - state.weights - state.masters + code
+    # a checkpoint brings the moments of the optimizer, which the tensors' peak has too
+    assert fresh["process_bytes"] - resumed["process_bytes"] == state.moments
+    tensors = estimate_peak_memory(config, config.resolve_layout(1), system=MemoryProfile("cpu"))
+    steps = max(one.bytes for one in tensors.instants if one.name != IN_EVALUATION)
+    assert fresh["peak_bytes"] == steps + fresh["process_bytes"]
+    monkeypatch.setattr(run_prediction, "read_resident_memory", lambda name: 1)
+    assert build_prediction(config, CPU, None)["memory"]["process_bytes"] == code
+    exact = load_config("train.precision=fp32")
+    assert build_prediction(exact, CPU, None)["memory"]["process_bytes"] == 0
+
+
+def test_a_run_predicts_its_remaining_time_by_the_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config()
+    assert build_prediction(config, torch.device("cpu"), None)["step_seconds"] is None
+    monkeypatch.setenv(MACHINE_PROFILE, str(write_abacus(tmp_path / "probe.yaml")))
+    told = build_prediction(config, torch.device("cpu"), None)
+    assert told["device"] == NAME
+    step = estimate_step_time(config, config.resolve_layout(1), build_abacus()).seconds
+    assert told["step_seconds"]["p50"] == pytest.approx(step.p50)
+    # 850,000 tokens in steps of 4 sequences of 512
+    assert told["remaining_seconds"]["p90"] == pytest.approx(416 * step.p90)
+    later = build_prediction(config, torch.device("cpu"), None, 400)
+    assert later["remaining_seconds"]["p50"] == pytest.approx(16 * step.p50)
+    # a named device wins
+    other = build_abacus(memory_bandwidth=1.0)
+    assert build_prediction(config, torch.device("cpu"), other)["step_seconds"]["p50"] > step.p50
 
 
 def build_meter(monkeypatch: pytest.MonkeyPatch, peaks: list[int], *words: str) -> StepMeter:
@@ -96,7 +141,7 @@ def test_peaks_of_evaluation_are_not_a_steps(monkeypatch: pytest.MonkeyPatch) ->
         if number == 2:
             one.mark_other_work()
     # the first step warms up
-    assert one.compute_run_metrics() == {"step_seconds": 3.0, "steps": 4, "peak_bytes": 50}
+    assert one.compute_run_metrics() == {"step_seconds": 3.0, "steps": 4, "peak_bytes": 150}
 
 
 def test_steps_of_a_growing_batch_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -352,12 +352,16 @@ def test_the_five_commands_of_both_ways_run_on_other_data(
 def test_the_way_to_a_model_in_given_minutes_runs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prepares and trains once in this process, on a machine whose steps take five minutes."""
+    """Prepares and trains once in this process, on a machine whose steps take five minutes, so that
+    the model and its number of steps are small.
+    """
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
+    rates = {dtype: rate / 1000 for dtype, rate in MEASURED.peak_flops.items()}
+    slow = MEASURED.model_copy(update={"peak_flops": rates})
     monkeypatch.setattr("llmsys.launch.launchers.local.run_local_ranks", train_in_this_process)
     monkeypatch.setattr(
-        "llmsys.calibrate.machine_probe.get_machine_profile", lambda renew: MEASURED
+        "llmsys.calibrate.machine_probe.get_machine_profile", lambda renew: slow
     )
     monkeypatch.setattr(
         "llmsys.calibrate.training_steps.measure_fastest_rate",

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from llmsys.data_pipeline.core.document_schema import count_text_bytes, read_cells
-from llmsys.data_pipeline.inspection.loss_groups import DERIVED, NO_VALUE
+from llmsys.data_pipeline.rules.derived_columns import DERIVED, NO_VALUE
 from llmsys.dataset.manifest import load_manifest
 from llmsys.errors import ConfigError, DataError
 from llmsys.storage.arrow_file import read_columns, read_schema

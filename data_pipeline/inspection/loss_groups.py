@@ -9,7 +9,7 @@ Invariants:
 - Columns of documents/ are read file by file; texts are never read.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from llmsys.data_pipeline.core.document_schema import read_cells
-from llmsys.data_pipeline.rules.url import parse_host_names
+from llmsys.data_pipeline.rules.derived_columns import DERIVED, NO_VALUE
 from llmsys.dataset.document_losses import DocumentLosses, read_side_columns
 from llmsys.dataset.token_split import TokenShards
 from llmsys.errors import ConfigError, DataError
@@ -31,16 +31,6 @@ from llmsys.storage.atomic_write import write_bytes_atomically
 
 # Groups of a column of numbers, each with as many documents.
 NUM_BUCKETS = 10
-# The group of a document whose column has no value.
-NO_VALUE = "(none)"
-
-# Columns that follow from one of documents/.
-DERIVED: dict[str, tuple[str, Callable[[str], str]]] = {
-    "host": ("url", lambda url: parse_host_names(url)[1]),
-    "domain": ("url", lambda url: parse_host_names(url)[0]),
-    "year": ("date", lambda date: date[:4]),
-    "month": ("date", lambda date: date[:7]),
-}
 # Columns of the token files.
 _STORED = ("source", "file")
 

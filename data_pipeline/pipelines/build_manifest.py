@@ -44,7 +44,11 @@ from llmsys.dataset.manifest import (
     load_manifest,
     write_manifest,
 )
-from llmsys.dataset.manifest_section import DecontaminationSummary, ThresholdReport
+from llmsys.dataset.manifest_section import (
+    DecontaminationSummary,
+    SampledColumn,
+    ThresholdReport,
+)
 from llmsys.dataset.token_shards import choose_token_dtype
 from llmsys.errors import DataError, FormatError
 from llmsys.log import get_logger, redact_values
@@ -67,6 +71,7 @@ class StageRecords:
         thresholds: Documents nearest to each threshold.
         tokenizer: None if the preparation stops before it.
         encoded: One record per document file.
+        sampled: Records of the sampling of encoded files; none without rules.
         tokens: One record per token file. None if the preparation stops before them.
         indexes: One record per split, with its sums.
     """
@@ -81,6 +86,7 @@ class StageRecords:
     thresholds: tuple[ThresholdReport, ...] = ()
     tokenizer: TaskRecord | None = None
     encoded: Sequence[TaskRecord] = ()
+    sampled: Sequence[TaskRecord] = ()
     tokens: Sequence[TaskRecord] | None = None
     indexes: Sequence[TaskRecord] = ()
 
@@ -201,7 +207,17 @@ def build_manifest(
         thresholds=outcome.thresholds,
         input_columns=outcome.columns.summary if outcome.columns else (),
         column_notes=outcome.columns.notes if outcome.columns else (),
+        sampling=_summarize_sampling(data, outcome),
     )
+
+
+def _summarize_sampling(data: CrawlConfig, outcome: StageRecords) -> tuple[SampledColumn, ...]:
+    if not outcome.sampled:
+        return ()
+    # only where it is configured
+    from llmsys.data_pipeline.pipelines.sampling_stages import summarize_sampling
+
+    return summarize_sampling(data, outcome.sampled)
 
 
 def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:

@@ -142,6 +142,10 @@ class DocumentPipeline:
                 self.data, self.runner, self._run_stage, outcome.collected
             )
         outcome.require_documents()
+        if self.data.sampling:
+            from llmsys.data_pipeline.pipelines.sampling_stages import check_sampling
+
+            check_sampling(self.data, outcome.collected)
         # Tokens are counted where they are encoded.
         counts_tokens = until == "tokens" and self.data.documents.export_columns != "own"
         if not counts_tokens:
@@ -168,8 +172,16 @@ class DocumentPipeline:
             outcome.exports = run_export_stage(
                 self.data, self._run_stage, outcome.collected, outcome.encoded
             )
+        if self.data.sampling:
+            from llmsys.data_pipeline.pipelines.sampling_stages import run_sampling_stages
+
+            outcome.sampled = run_sampling_stages(
+                self.data, self._run_stage, outcome.collected, outcome.encoded
+            )
         stored_ids = outcome.tokenizer.result["vocab_size"]
-        outcome.tokens = run_token_stage(self.data, self._run_stage, outcome.encoded, stored_ids)
+        outcome.tokens = run_token_stage(
+            self.data, self._run_stage, outcome.sampled or outcome.encoded, stored_ids
+        )
         outcome.indexes = run_index_stage(self.data, self._run_stage, outcome.tokens)
         return outcome
 

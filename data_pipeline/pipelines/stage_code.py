@@ -167,6 +167,14 @@ DOCUMENT_STAGES = {
     "encode": _describe_code(
         1, (*_ENCODE, _ARRAYS), "pyarrow numpy sentencepiece tokenizers xxhash"
     ),
+    **dict.fromkeys(
+        ("sampling_keys", "sampling_cutoffs", "sampling"),
+        _describe_code(
+            1,
+            ("stages/sample_documents.py", "rules/derived_columns.py", "rules/url.py"),
+            "pyarrow numpy xxhash tldextract",
+        ),
+    ),
     "tokens": _describe_code(
         2,
         ("tokenize/shuffle_documents.py", "tokenize/encode_documents.py", _ARRAYS),

@@ -105,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         "tokens": {name: split.tokens for name, split in manifest.splits.items()},
         "skipped": [skip.model_dump() for skip in manifest.read.skipped],
         "usage": None if manifest.usage is None else manifest.usage.model_dump(),
+        "sampling": [column.model_dump() for column in manifest.sampling],
         "quarantined": (given_up := read_quarantine(find_prepared_files(config).data.folder)),
     }
     came_as_text = 0 < manifest.read.html_bytes == manifest.read.given_text_bytes
@@ -118,6 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
                 *(f"columns: {note}" for note in manifest.column_notes),
                 *list_spared_items(manifest),
                 *format_tokenizer_fit(manifest),
+                *format_sampling(manifest),
                 format_dataset(result, noun),
             ]
         )
@@ -233,6 +235,26 @@ def format_tokenizer_fit(manifest: "Manifest") -> list[str]:
         f"{usage.dead_pieces:,} of {usage.pieces:,} pieces in no document",
     ]
     return [f"tokenizer: {', '.join(parts)} (llmsys inspect shows it by language)"]
+
+
+def format_sampling(manifest: "Manifest") -> list[str]:
+    """Return a table for each rule of `data.sampling`: the training documents before and after."""
+    lines = []
+    for column in manifest.sampling:
+        before = sum(group.tokens for group in column.groups)
+        after = sum(group.sampled_tokens for group in column.groups)
+        width = max(len(column.column), *(len(group.value) for group in column.groups))
+        lines.append(
+            f"{column.column:<{width}} {'documents':>11} {'tokens':>15} {'share':>7}  sampled: "
+            f"{'documents':>11} {'tokens':>15} {'share':>7}"
+        )
+        lines += [
+            f"{group.value:<{width}} {group.documents:>11,} {group.tokens:>15,} "
+            f"{group.tokens / max(1, before):>7.1%} {group.sampled_documents:>21,} "
+            f"{group.sampled_tokens:>15,} {group.sampled_tokens / max(1, after):>7.1%}"
+            for group in column.groups
+        ]
+    return lines
 
 
 def format_dataset(result: dict[str, object], noun: str = "pages") -> str:

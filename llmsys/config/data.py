@@ -36,6 +36,7 @@ from llmsys.config.input_files import InputEntry
 from llmsys.config.language import LanguageConfig, find_code_violations, find_name_violations
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
+from llmsys.config.sampling import SamplingRule
 from llmsys.config.section import FolderPath, LocalPath, Section, raise_violations
 from llmsys.errors import Violation
 
@@ -229,6 +230,11 @@ class CrawlConfig(Section):
     )
     pii: PiiConfig = Field(NoPiiReplacement(), description="Replacement of personal data.")
     split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="Held-out documents.")
+    sampling: tuple[SamplingRule, ...] = Field(
+        (),
+        description="Weights and caps by column, which decide how often a document is in the "
+        "training tokens. documents/ and the held-out split have each once.",
+    )
     tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="Layout of token files.")
     documents: DocumentFilesConfig = Field(
         DocumentFilesConfig(), description="Layout of document files."

@@ -23,6 +23,7 @@ from llmsys.dataset.manifest_section import (
     DecontaminationSummary,
     InputColumn,
     ManifestSection,
+    SampledColumn,
     ThresholdReport,
     TokenBatch,
     TokenIndex,
@@ -229,6 +230,8 @@ class Manifest(ManifestSection):
     # columns from further fields of rows, and what did not fit in them
     input_columns: tuple[InputColumn, ...] = Field((), exclude_if=not_)
     column_notes: tuple[str, ...] = Field((), exclude_if=not_)
+    # what data.sampling left of the training documents
+    sampling: tuple[SampledColumn, ...] = Field((), exclude_if=not_)
     # xxh3_128 (hex) of the file with an empty one; empty again once it was compared
     checksum: str = ""
 

@@ -85,6 +85,26 @@ class InputColumn(ManifestSection):
     other_values: int
 
 
+class SampledGroup(ManifestSection):
+    """Training documents with one value, or in one bucket, of a column of `data.sampling`, before
+    and after sampling. Tokens count the end of each document.
+    """
+
+    value: str
+    documents: int
+    tokens: int
+    sampled_documents: int
+    sampled_tokens: int
+
+
+class SampledColumn(ManifestSection):
+    """The groups of training documents by one rule of `data.sampling`."""
+
+    column: str
+    kind: str
+    groups: tuple[SampledGroup, ...]
+
+
 class SparedDocument(ManifestSection):
     """A document that keeps a spared item."""
 

@@ -360,9 +360,7 @@ def test_the_way_to_a_model_in_given_minutes_runs(
     rates = {dtype: rate / 1000 for dtype, rate in MEASURED.peak_flops.items()}
     slow = MEASURED.model_copy(update={"peak_flops": rates})
     monkeypatch.setattr("llmsys.launch.launchers.local.run_local_ranks", train_in_this_process)
-    monkeypatch.setattr(
-        "llmsys.calibrate.machine_probe.get_machine_profile", lambda renew: slow
-    )
+    monkeypatch.setattr("llmsys.calibrate.machine_probe.get_machine_profile", lambda renew: slow)
     monkeypatch.setattr(
         "llmsys.calibrate.training_steps.measure_fastest_rate",
         lambda *_: StepRate(300.0, 0.0, 4, 1),

@@ -120,7 +120,7 @@ def _run_cap_stages(
     ranges = max(1, -(-total // RANGE_KEYS))
     sources = [data.folder / record.outputs[0].name for record in keyed]
     digests = [record.digests[0] for record in keyed]
-    tasks = []
+    cutoff_tasks = []
     for number in range(ranges):
         output = f"work/sampling_cutoffs/range-{number:05d}.arrow"
         job = partial(
@@ -131,10 +131,10 @@ def _run_cap_stages(
             ranges=ranges,
             sampler=sampler,
         )
-        depends_on = [digests, rules, number, ranges]
+        whole = [digests, rules, number, ranges]
         name = f"sampling_cutoffs/range-{number:05d}"
-        tasks.append(Task(name, depends_on, [output], job, total // ranges))
-    return stage("sampling_cutoffs", tasks, "document")
+        cutoff_tasks.append(Task(name, whole, [output], job, total // ranges))
+    return stage("sampling_cutoffs", cutoff_tasks, "document")
 
 
 def summarize_sampling(

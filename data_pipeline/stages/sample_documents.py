@@ -127,7 +127,7 @@ def find_stored_column(column: str, schema: pa.Schema) -> str:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _weigh_rows(rule: SamplingRule, batch: pa.RecordBatch) -> tuple[Labels, NDArray[np.float64]]:

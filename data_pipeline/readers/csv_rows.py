@@ -26,7 +26,7 @@ from llmsys.data_pipeline.readers.row_reader import build_document_page, describ
 from llmsys.data_pipeline.readers.text_lines import iter_text_lines
 
 # Tried in this order; the first that gives the header a column of text is taken.
-_DELIMITERS = (",", ";", "\t", "|")
+DELIMITERS = (",", ";", "\t", "|")
 _TAB_ENDINGS = (".tsv", ".tab")
 _MARK = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -190,7 +190,7 @@ def _choose_delimiter(header: str, path: str, config: ReadConfig) -> str:
     """
     if remove_compression_suffix(path).endswith(_TAB_ENDINGS):
         return "\t"
-    for delimiter in _DELIMITERS:
+    for delimiter in DELIMITERS:
         names = next(csv.reader([header], delimiter=delimiter), [])
         if config.text_field in [name.strip() for name in names]:
             return delimiter

@@ -139,8 +139,8 @@ def _iter_data_lines(found: FoundContents, name: str) -> Iterator[str]:
         yield from (f"    - {_quote(pattern)}" for pattern in found.patterns)
     else:
         yield (
-            "  inputs: []                       # name your files: WARC, parquet, jsonl, Arrow or "
-            "text"
+            "  inputs: []                       # name your files: WARC, parquet, jsonl, Arrow, "
+            "CSV or text"
         )
     if found.text_field not in ("", "text"):
         others = (

@@ -3,11 +3,15 @@
 Reads names and sizes, and the first row of one file with columns.
 """
 
+import csv
 import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +21,13 @@ from llmsys.errors import ConfigError
 if TYPE_CHECKING:
     from llmsys.data_pipeline.readers.dataset_folders import DatasetFolder
 
+CSV = "CSV"
 FORMATS = {
     "WARC": (".warc.gz", ".warc", ".warc.zst", ".wet.gz", ".wet", ".arc.gz", ".arc"),
     "JSON lines": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".json", ".json.gz"),
     "parquet": (".parquet",),
     "Arrow": (".arrow", ".feather"),
+    CSV: (".csv", ".csv.gz", ".csv.zst", ".tsv", ".tsv.gz", ".tab"),
     "text": (".txt", ".md"),
 }
 # Files about the data of a folder, which are not data.
@@ -175,7 +181,7 @@ def _add_inputs(found: FoundContents, folder: Path) -> FoundContents:
             *(f"{_format_count(*one)} in {folder}" for one in others.items()),
         ),
     )
-    if chosen not in ("JSON lines", "parquet", "Arrow") or found.text_field:
+    if chosen not in ("JSON lines", "parquet", "Arrow", CSV) or found.text_field:
         return found
     return _add_text_field(found, paths[0][0], chosen)
 
@@ -188,7 +194,7 @@ def _add_dataset_folder(
 
     where = "llmsys init"
     names = list_split_files(
-        dataset, "", "", where, [end for ends in FORMATS.values() for end in ends]
+        dataset, "", "", where, [end for name in FORMATS if name != CSV for end in FORMATS[name]]
     )
     forms = Counter(known[0] for name in names if (known := _find_format(name)) is not None)
     form = forms.most_common(1)[0][0]
@@ -240,7 +246,12 @@ def _add_text_field(found: FoundContents, path: Path, form: str) -> FoundContent
     from llmsys.data_pipeline.readers.row_fields import get_field
     from llmsys.data_pipeline.readers.row_reader import find_text_fields
 
-    row = _read_first_json(path) if form == "JSON lines" else _read_first_row(path, form)
+    if form == "JSON lines":
+        row = _read_first_json(path)
+    elif form == CSV:
+        row = _read_first_csv_row(path)
+    else:
+        row = _read_first_row(path, form)
     names = find_text_fields(row)
     if not names:
         columns = ", ".join(row) or "none"
@@ -279,6 +290,29 @@ def _read_first_json(path: Path) -> dict[str, Any]:
             f"{path} holds {kind}, but JSON lines are needed. Write one object per line."
         )
     return row
+
+
+def _read_first_csv_row(path: Path) -> dict[str, Any]:
+    import pyarrow as pa
+
+    from llmsys.data_pipeline.readers.csv_rows import DELIMITERS
+
+    try:
+        with pa.input_stream(str(path), compression="detect") as file:
+            head = file.read(HEAD_BYTES).decode("utf-8-sig", "replace")
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(
+            f"{path} cannot be read as CSV: {error}. Remove it, or write it again."
+        ) from None
+    csv.field_size_limit(HEAD_BYTES)
+    # The delimiter is the one with most columns. Later rows may hold it in texts.
+    tables = []
+    for delimiter in DELIMITERS:
+        with suppress(csv.Error):  # a quoted field that ends beyond the head
+            tables.append(list(islice(csv.reader(StringIO(head), delimiter=delimiter), 2)))
+    header, *rows = max(tables, key=lambda table: len(table[0]) if table else 0, default=[]) or [[]]
+    first = [value or None for value in (rows[0] if rows else [])]  # an empty field is absent
+    return dict(zip(header, first, strict=False)) if first else dict.fromkeys(header)
 
 
 def _read_first_row(path: Path, form: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import gzip
 import json
 import runpy
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pytest
 
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
+from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.launch.commands.init import TEMPLATES
 from llmsys.launch.main import build_parser, main
 from tests.helpers.example_run import write_dataset, write_run
@@ -83,6 +85,34 @@ def test_rows_are_read_from_the_column_that_holds_the_texts(
     assert config.data.rules == ()
     config, _ = init(capsys, "lines", "--output", "lines.yaml")
     assert (config.data.inputs, config.data.read.text_field) == (("lines/*.jsonl.gz",), "text")
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter", "compress"),
+    [("a.csv", ",", bytes), ("a.csv.gz", ";", gzip.compress), ("a.tsv", "\t", bytes)],
+)
+def test_csv_is_read_from_the_column_that_holds_the_texts(
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    delimiter: str,
+    compress: Callable[[bytes], bytes],
+) -> None:
+    body = '"One; two, three.\n\tAnd a ""fourth"", which is the longest."'
+    lines = [delimiter.join(["title", "body", "score"]), delimiter.join(["A", body, "1"])]
+    Path("rows").mkdir()
+    Path("rows", name).write_bytes(compress(b"\xef\xbb\xbf" + "\n".join(lines).encode()))
+    config, _ = init(capsys, "rows")
+    ending = name.removeprefix("a")
+    assert (config.data.inputs, config.data.read.text_field) == ((f"rows/*{ending}",), "body")
+    manifest = prepare_dataset(config, until="documents")
+    assert (manifest.read.records, manifest.funnel[-1].documents_out) == (1, 1)
+
+
+def test_csv_without_a_column_of_text_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows").mkdir()
+    Path("rows/a.csv").write_text("score,votes\n,\n")
+    assert main(["init", "rows"]) == 2
+    assert "no column with text (columns: score, votes)" in capsys.readouterr().err
 
 
 def test_a_stream_of_arrow_as_datasets_are_stored_is_read(

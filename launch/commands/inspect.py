@@ -49,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "documents/, numbers in ten ranges",
     )
     parser.add_argument(
+        "--compare",
+        type=parse_local_path,
+        metavar="OTHER",
+        help="name the documents that only one of two datasets of a crawl has, by the test that "
+        "dropped them from the other",
+    )
+    parser.add_argument(
         "--by-loss",
         nargs="?",
         const="host",
@@ -87,6 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_dropped(folders[0], arguments)
     if arguments.by is not None:
         return _print_groups(folders[0], arguments)
+    if arguments.compare is not None:
+        from llmsys.launch.commands.compare_datasets import print_differences
+
+        return print_differences([folders[0], arguments.compare], arguments.json)
     if arguments.output is not None:
         raise ConfigError(
             "--output writes dropped documents, or with --by-loss losses. Say which: "

@@ -35,6 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="last part to prepare (default: %(default)s)",
     )
     parser.add_argument(
+        "--compare",
+        action="append",
+        default=[],
+        metavar="OTHER",
+        help="prepare the documents of this config and of another one, from one extraction where "
+        "they share it, and print which documents differ, by the test that dropped them; may be "
+        "given several times",
+    )
+    parser.add_argument(
         "--compare-dialects",
         action="store_true",
         help="prepare nothing; compare implementations of the Gopher and C4 rules on the config's "
@@ -77,6 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_run_config(arguments.config, arguments.overrides)
     if arguments.sweep or arguments.explain:
         config = find_prepared_files(config)
+    if arguments.compare:
+        from llmsys.launch.commands.compare_datasets import run_compare_configs
+
+        return run_compare_configs(config, arguments)
     if arguments.compare_dialects:
         from llmsys.launch.commands.compare_dialects import run_compare_dialects
 

@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from llmsys.doctor.pairs.case_rank import compare_case, run_rank
+from llmsys.doctor.pairs.case_rank import compare_case, compare_watched_case, run_rank
 from llmsys.doctor.pairs.cases import (
     STEPS,
     Limits,
@@ -29,7 +29,7 @@ from llmsys.doctor.pairs.cases import (
     build_parts,
 )
 from llmsys.doctor.pairs.comparison import Difference
-from llmsys.doctor.pairs.events import EVENT_STEPS
+from llmsys.doctor.pairs.events import EVENT_STEPS, is_seen_at_the_end
 from llmsys.doctor.pairs.factor import Factor
 from llmsys.doctor.pairs.factors import FACTORS
 from llmsys.doctor.pairs.phase import Phase
@@ -164,6 +164,7 @@ class CaseRunner:
         """Begin with every slot free."""
         self._free = self.slots = max(self.slots, self.limits.processes)
         self._changed = threading.Condition()
+        self._comparing = threading.Semaphore(max(1, self.slots // 2))
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["llmsys.doctor.pairs.preload"])
 
@@ -229,20 +230,42 @@ class CaseRunner:
         # In 16 bits two runs go apart where a token chooses another expert.
         is_exact = case.labels["precision"] == "fp32"
         if case.labels["reproducibility"] == "bitwise" and is_exact:
-            (folder / "fast").mkdir()
             fast = case.replace_label("reproducibility", "fast")
-            # Beside the datasets again.
-            twin = list_phases(fast, folder, self.limits, len(phases), self.factors)
-            twin = [_move_phase(phase, folder) for phase in twin]
-        needed = max(phase.ranks for phase in [*phases, *twin])
-        with self._take_slots(needed):
-            for phase in (*phases, *twin):
+            twin = self._list_twin_phases(fast, folder, "fast", len(phases))
+        result = self._run_and_compare(
+            case, folder, [*phases, *twin], compare_case, (case.labels, phases, twin)
+        )
+        if result.difference is None or twin or not is_seen_at_the_end(case.labels):
+            return result
+        # Some models make of rounding, in a few steps, more than any band allows, and a run that is
+        # looked at after each step is compared from its own state.
+        each = case.replace_label("inspection", "each step")
+        watched = self._list_twin_phases(each, folder, "watched", len(phases))
+        arguments = (each.labels, phases, watched)
+        return self._run_and_compare(case, folder, watched, compare_watched_case, arguments)
+
+    def _list_twin_phases(self, twin: PairCase, folder: Path, name: str, first: int) -> list[Phase]:
+        """Return the phases of a run beside that of a case, in a folder of its own."""
+        (folder / name).mkdir()
+        phases = list_phases(twin, folder, self.limits, first, self.factors)
+        return [_move_phase(phase, folder / name) for phase in phases]
+
+    def _run_and_compare(
+        self,
+        case: PairCase,
+        folder: Path,
+        phases: Sequence[Phase],
+        compare: Callable[..., None],
+        arguments: Sequence[object],
+    ) -> CaseResult:
+        """Run phases, and compare in one more process, which writes the difference."""
+        with self._take_slots(max(phase.ranks for phase in phases)):
+            for phase in phases:
                 if failure := self._run_phase(case, folder, phase):
                     return CaseResult(case, failure=failure)
-        with self._take_slots(1):
-            process = self._context.Process(
-                target=compare_case, args=(folder, case.labels, phases, twin)
-            )
+        # Samples of rounding may take minutes, for which no case with many ranks is to wait.
+        with self._comparing:
+            process = self._context.Process(target=compare, args=(folder, *arguments))
             # It waits for no other process, so it ends however busy the machine is.
             if failure := self._wait([process], folder, "compare", seconds=None):
                 return CaseResult(case, failure=failure)
@@ -333,13 +356,11 @@ def _describe_crash(rank: int, number: int, output: Path) -> str:
 
 
 def _move_phase(phase: Phase, folder: Path) -> Phase:
-    """Return a phase whose run is in its own folder."""
-    run = phase.config.run.model_copy(
-        update={"folder": folder / "fast" / phase.config.run.folder.name}
-    )
+    """Return a phase whose run is in another folder."""
+    run = phase.config.run.model_copy(update={"folder": folder / phase.config.run.folder.name})
     train = phase.config.train
     if train.branch_from is not None:
         step = str(train.branch_from).rpartition("@")[2]
-        train = train.model_copy(update={"branch_from": Path(f"{folder / 'fast' / 'run'}@{step}")})
+        train = train.model_copy(update={"branch_from": Path(f"{folder / 'run'}@{step}")})
     config = phase.config.model_copy(update={"run": run, "train": train})
     return Phase(phase.number, config, phase.ranks, phase.fired, phase.run)

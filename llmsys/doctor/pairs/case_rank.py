@@ -148,15 +148,52 @@ def compare_case(
         phases: the phases of the run.
         twin: the phases of the same run in fast mode, for a run in bitwise mode; empty for others.
     """
-    _redirect_output(folder / "output-compare.txt")
-    torch.set_num_threads(1)
-    replace_dropout()
-    try:
+
+    def find() -> Difference | None:
         entries = load_entries(folder, phases)
         difference = find_case_difference(assignment, phases, entries)
         if difference is None and twin:
             difference = find_twin_difference(phases, entries, load_entries(folder, twin))
-        torch.save(difference, folder / "difference.pt")
+        return difference
+
+    _save_difference(folder, find)
+
+
+def compare_watched_case(
+    folder: Path, assignment: Assignment, phases: Sequence[Phase], watched: Sequence[Phase]
+) -> None:
+    """Compare a case that differs at its end by its steps, and end this process.
+
+    The difference of the case is gone if the same run, looked at after each step, agrees with the
+    plain process and has the same bits as the case.
+
+    Args:
+        folder: folder of the case, with its difference.
+        assignment: label by factor of the run that is looked at after each step.
+        phases: the phases of the case.
+        watched: the phases of the run that is looked at after each step.
+    """
+    _save_difference(folder, lambda: find_watched_difference(folder, assignment, phases, watched))
+
+
+def find_watched_difference(
+    folder: Path, assignment: Assignment, phases: Sequence[Phase], watched: Sequence[Phase]
+) -> Difference | None:
+    """Return the difference of a case by its steps, see `compare_watched_case`."""
+    entries = load_entries(folder, watched)
+    difference = find_case_difference(assignment, watched, entries)
+    if difference is None and not have_same_bits(load_entries(folder, phases), entries):
+        difference = torch.load(folder / "difference.pt", weights_only=False)
+    return difference
+
+
+def _save_difference(folder: Path, find: Callable[[], Difference | None]) -> None:
+    """Write what `find` returns, or its error, and end this process."""
+    _redirect_output(folder / "output-compare.txt")
+    torch.set_num_threads(1)
+    replace_dropout()
+    try:
+        torch.save(find(), folder / "difference.pt")
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = (
@@ -167,6 +204,29 @@ def compare_case(
         sys.stderr.flush()
         os._exit(FAILED)
     os._exit(0)
+
+
+def have_same_bits(entries: Sequence[Entry], watched: Sequence[Entry]) -> bool:
+    """Return whether two runs took the same actions with equal bits.
+
+    Args:
+        entries: what the one recorded. Tensors count where both have them.
+        watched: what the other recorded.
+    """
+    if list_actions(entries) != list_actions(watched):
+        return False
+    for one, other in zip(entries, watched, strict=True):
+        numbers = torch.tensor([one.loss, one.norm], dtype=torch.float64)
+        others = torch.tensor([other.loss, other.norm], dtype=torch.float64)
+        if not torch.equal(numbers.view(torch.int64), others.view(torch.int64)):
+            return False
+        if one.tensors is None or other.tensors is None:
+            continue
+        if one.tensors.keys() != other.tensors.keys() or not all(
+            torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items()
+        ):
+            return False
+    return True
 
 
 def load_entries(folder: Path, phases: Sequence[Phase]) -> list[Entry]:

@@ -6,16 +6,25 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from llmsys.doctor.pairs import case_rank
 from llmsys.doctor.pairs.case_processes import CaseResult, CaseRunner
 from llmsys.doctor.pairs.cases import Limits, PairCase, build_default_assignment
 from llmsys.doctor.pairs.check import write_datasets
-from llmsys.doctor.pairs.comparison import FP32, find_action_difference, find_difference
+from llmsys.doctor.pairs.comparison import (
+    FP32,
+    NORM,
+    Difference,
+    find_action_difference,
+    find_difference,
+)
 from llmsys.doctor.pairs.events import Action, Entry
 from llmsys.doctor.pairs.shrink import find_smallest_case
 
@@ -55,7 +64,7 @@ def test_every_event_in_one_run_agrees_with_the_plain_process(runner: CaseRunner
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("labels", [
-    {"attention": "python", "feed-forward": "python", "windows": "sliding", "shard": "2"},
+    {"attention": "python", "feed-forward": "python", "layer types": "sliding", "shard": "2"},
     {"objective": "classification", "sources": "images", "engine": "ddp", "shard": "2"},
 ])  # fmt: skip
 def test_own_blocks_and_images_agree_with_the_plain_process(
@@ -153,6 +162,66 @@ def test_a_run_that_does_another_thing_is_a_difference() -> None:
         [Action("train", 1), Action("save", 1)], [Action("train", 1), Action("train", 2)]
     )
     assert str(found).startswith("save step 1: the action; train step 2 was expected")
+
+
+def test_what_rounding_grows_into_at_the_end_is_compared_by_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that differs at its end is run again and looked at after each step."""
+    asked: list[tuple[str, list[Path], str]] = []
+    apart = Difference(3, "train step 4", NORM, 5.5, 4.9, 0.1, 0.03)
+
+    def run_and_compare(
+        self: CaseRunner, case: PairCase, folder: Path, phases: Any, compare: Any, arguments: Any
+    ) -> CaseResult:
+        runs = [phase.config.run.folder for phase in phases]
+        asked.append((compare.__name__, runs, arguments[0]["inspection"]))
+        return CaseResult(case, apart if len(asked) == 1 else None)
+
+    monkeypatch.setattr(CaseRunner, "_run_and_compare", run_and_compare)
+    runner = CaseRunner(tmp_path, LIMITS)
+    case = build_case(inspection="the end", kill="2 fsdp")
+    assert runner.run_case(case).has_passed
+    [(first, runs, whole), (second, watched, steps)] = asked
+    assert (first, whole) == ("compare_case", "the end")
+    assert (second, steps) == ("compare_watched_case", "each step")
+    assert watched == [run.parent / "watched" / run.name for run in runs]
+    # a run that is looked at after each step is not run again
+    asked.clear()
+    assert runner.run_case(build_case(kill="2 fsdp")).difference == apart
+    assert len(asked) == 1
+
+
+def test_a_difference_stays_unless_the_watched_run_agrees_and_has_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = Difference(1, "train step 1", NORM, 5.5, 4.9, 0.1, 0.03)
+    torch.save(apart, tmp_path / "difference.pt")
+    state = {"weight": torch.tensor([1.0, -0.0])}
+    run = [Entry(Action("train", 1), 2.0, 3.0), Entry(Action("save", 1), tensors=state)]
+    watched = [replace(run[0], tensors={"weight": torch.ones(2)}), run[1]]
+    entries = {"run": run, "watched": watched}
+    monkeypatch.setattr(case_rank, "load_entries", lambda folder, phases: entries[phases])
+    found: list[Difference | None] = [None]
+    monkeypatch.setattr(case_rank, "find_case_difference", lambda *_: found[0])
+
+    def find() -> Difference | None:
+        return case_rank.find_watched_difference(tmp_path, {}, "run", "watched")  # type: ignore[arg-type]
+
+    assert find() is None
+    own = replace(apart, place=0)
+    found[0] = own
+    assert find() == own
+    found[0] = None
+    for other in (
+        [replace(run[0], norm=3.0000000001), run[1]],
+        [replace(run[0], loss=float("nan")), run[1]],
+        [run[0], replace(run[1], tensors={"weight": torch.tensor([1.0, 1e-30])})],
+        [run[0], replace(run[1], tensors={})],
+        [run[0]],
+    ):
+        entries["watched"] = other
+        assert find() == apart
 
 
 def test_no_two_threads_read_the_status_of_a_process_at_once(

@@ -11,6 +11,7 @@ from llmsys.convert.name_mapping import (
     FusedQkvByHead,
     InterleavedGateUp,
     NameMapping,
+    SingleRow,
     StackedExperts,
     Transpose,
     map_fused_module,
@@ -144,6 +145,19 @@ DEEPSEEK = FamilyMapping(
         f"{NEXT}.embed_tokens.weight": "model.embed_tokens.weight",
         f"{NEXT}.shared_head.head.weight": "lm_head.weight",
     },
+    ignored=TABLES,
+)
+ERNIE_MOE = FamilyMapping(
+    DEEPSEEK_V2.rules
+    + map_tensors(
+        {
+            f"{OURS}.feed_forward.balance_bias_E": (
+                f"{LAYER}.mlp.moe_statics.e_score_correction_bias"
+            )
+        },
+        SingleRow(),
+    ),
+    copies=TIED,
     ignored=TABLES,
 )
 QWEN_MOE = FamilyMapping(TOP + BLOCKS + _map_moe("shared_expert"), copies=TIED, ignored=TABLES)

@@ -32,6 +32,8 @@ TABLES: dict[str, FamilyMapping | Callable[[ModelConfig], FamilyMapping]] = {
     "deepseek_v2": decoder_mappings.DEEPSEEK_V2,
     "deepseek_v3": decoder_mappings.DEEPSEEK,
     "glm4_moe": decoder_mappings.DEEPSEEK,
+    "ernie4_5": decoder_mappings.LLAMA,
+    "ernie4_5_moe": decoder_mappings.ERNIE_MOE,
     "bert": encoder_mappings.build_bert_mapping,
     "roberta": encoder_mappings.build_roberta_mapping,
     "vit": encoder_mappings.build_vit_mapping,

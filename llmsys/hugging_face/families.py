@@ -54,12 +54,14 @@ from llmsys.hugging_face.expert_fields import (
     read_dense_first,
     read_expert_groups,
     read_latent_heads,
+    read_layers_between,
     read_sparse_layers,
     read_undivided_heads,
     write_dbrx_sections,
     write_dense_first,
     write_expert_groups,
     write_latent_heads,
+    write_layers_between,
     write_sparse_layers,
 )
 from llmsys.hugging_face.layer_windows import (
@@ -91,7 +93,7 @@ FILE = Path(__file__).with_name("families.yaml")
 
 # Parts of an entry to which an entry that is like it adds.
 MAPPINGS = ("keys", "values", "writes", "only", "notes", "special", "defaults")
-PARTS = (*MAPPINGS, "ignored", "like", "class", "stem", "also", "classes", "optional")
+PARTS = (*MAPPINGS, "ignored", "like", "class", "stem", "also", "classes", "optional", "weights")
 
 
 class Conversion(NamedTuple):
@@ -122,6 +124,10 @@ CONVERSIONS = {
     ),
     # Experts that are balanced otherwise have no weight of a loss.
     "weight": Conversion(ConfigJsonReader.read_float, lambda value: value or 0.0),
+    # Without a range of their own, tables have that of the other parameters.
+    "factor": Conversion(
+        ConfigJsonReader.read_positive_float, lambda value: 1.0 if value is None else value
+    ),
     "activation": Conversion(read_activation, get_activation_name),
     "gated": Conversion(read_gated_kind, get_activation_name),
 }
@@ -156,6 +162,7 @@ SPECIALS = {
     "falcon_branches": Special(read_falcon_branches, write_falcon_branches),
     "sparse_layers": Special(read_sparse_layers, write_sparse_layers),
     "dense_first": Special(read_dense_first, write_dense_first),
+    "layers_between": Special(read_layers_between, write_layers_between),
     "expert_groups": Special(read_expert_groups, write_expert_groups),
     "latent_heads": Special(read_latent_heads, write_latent_heads),
     "undivided_heads": Special(read_undivided_heads),
@@ -188,6 +195,11 @@ class Family:
     def architecture(self) -> str:
         """The usual class."""
         return str(self.table.get("class") or next(iter(self.table["classes"])))
+
+    @property
+    def has_weights(self) -> bool:
+        """Its weights are converted, by the mapping of `llmsys/convert/family_mappings.py`."""
+        return bool(self.table.get("weights", True))
 
     @property
     def defaults(self) -> Values:

@@ -5,7 +5,7 @@ Reads: for a run that continues a Hugging Face folder, its config.json in `huggi
 run folder or of the run that it begins with.
 
 Invariants:
-- The simplest type that can express the model is chosen: the first in `FAMILIES`.
+- The simplest type that computes the same is chosen: the first in `FAMILIES`.
 """
 
 from dataclasses import dataclass
@@ -90,16 +90,10 @@ def choose_export(
     candidates: list[Candidate] = []
     other = find_other_pairing(plain)
     for exported in [plain] if other is None else [plain, other]:
-        found = []
         for candidate in iter_candidates(exported, names):
-            if not candidate.differences:
-                return ExportChoice(candidate.values, exported)
-            found.append(candidate)
-        harmless = [one for one in found if not one.obstacles]
-        if harmless:
-            best = min(harmless, key=lambda one: len(one.differences))
-            return ExportChoice(best.values, exported, best.differences)
-        candidates += found
+            if not candidate.obstacles:
+                return ExportChoice(candidate.values, exported, candidate.differences)
+            candidates.append(candidate)
     nearest = min(candidates, key=_compute_distance, default=None)
     raise NoExportError(_format_refusal(nearest, model_type), nearest)
 

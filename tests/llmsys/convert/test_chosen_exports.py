@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
+from llmsys.config.export.exported_model import choose_export
 from llmsys.config.loading.load import build_model_config, load_model_config
 from llmsys.config.model import ModelConfig
-from llmsys.config.export.exported_model import choose_export
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.hugging_face.families import FAMILIES
@@ -80,6 +80,19 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v3", LATENT | {"n_group": 4, "topk_group": 2, "attention_bias": True,
         "q_lora_rank": 7,
                               "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}),
+    ("dots1", MIXED | {"n_routed_experts": 8, "moe_intermediate_size": 12, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "max_window_layers": 2}),
+    ("minimax_m2", MIXED | {"num_local_experts": 4, "head_dim": 8, "rotary_dim": 4}),
+    ("minimax_m2", MIXED | {"num_local_experts": 4}),
+    ("glm", GROUPED | {"pad_token_id": 0, "head_dim": 8, "attention_bias": False}),
+    ("glm4", GROUPED | {"pad_token_id": 0, "head_dim": 8}),
+    ("seed_oss", GROUPED | {"head_dim": 6, "attention_out_bias": True, "mlp_bias": True}),
+    ("exaone4", GROUPED),
+    ("exaone4", GROUPED | {"num_hidden_layers": 4, "sliding_window_pattern": 2}),
+    ("exaone4", GROUPED | {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    ("mpt", {"vocab_size": 97, "d_model": 24, "n_layers": 2, "n_heads": 6, "max_seq_len": 64,
+        "attn_config": {"clip_qkv": 8.0, "softmax_scale": 0.5}}),
+    ("roformer", WIDE | {"hidden_act": "relu", "type_vocab_size": 1}),
     ("ernie4_5", GROUPED | {"use_bias": True, "head_dim": 6, "tie_word_embeddings": False}),
     ("ernie4_5_moe", MIXED | {"moe_num_experts": 4, "moe_intermediate_size": 12,
         "moe_num_shared_experts": 2, "moe_layer_end_index": 1}),
@@ -215,7 +228,8 @@ def test_further_tokens_are_predicted_in_this_format_only() -> None:
     model = load_model_config("model/deepseek-v3", ["multi_token_prediction={depth: 1}"])
     with pytest.raises(
         ConfigError,
-        match=r"nearest is deepseek_v3, which cannot represent model\.multi_token_prediction=a section",
+        match=r"nearest is deepseek_v3, which cannot represent model\.multi_token_prediction=a "
+        r"section \(null would do\)",
     ):
         build_config_json(model)
 

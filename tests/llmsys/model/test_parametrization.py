@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from llmsys.config.export.plain_model import remove_multipliers
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.optimizer import AdamWConfig, MuonConfig
-from llmsys.config.export.plain_model import remove_multipliers
 from llmsys.convert.exported_weights import change_weight
 from llmsys.errors import ConfigError
 from llmsys.model.initialization import compute_init_std, initialize_parameters

@@ -7,9 +7,9 @@ Source: the parameter names of the published checkpoints, as transformers reads 
 from llmsys.config.model import ModelConfig
 from llmsys.convert.name_mapping import (
     FamilyMapping,
-    FusedRows,
     FusedQkv,
     FusedQkvByHead,
+    FusedRows,
     InterleavedGateUp,
     NameMapping,
     SingleRow,

@@ -46,9 +46,10 @@ _MISTRAL = _LLAMA | {
 }
 _MULTIPLIERS = "embedding_multiplier logits_scaling residual_multiplier attention_multiplier"
 _HUNYUAN = (
-    "eod_token_id use_qk_norm use_cla cla_share_factor attention_head_dim add_classification_head "
-    "class_num pool_type use_rotary_pos_emb norm_type mlp_bias org_vocab_size im_start_id im_end_id "
-    "im_newline_id text_start_id text_end_id video_start_id video_end_id mask_init_id sep_token_id "
+    "eod_token_id use_qk_norm use_cla cla_share_factor attention_head_dim class_num pool_type "
+    "add_classification_head use_rotary_pos_emb norm_type mlp_bias org_vocab_size im_start_id "
+    "im_end_id im_newline_id text_start_id text_end_id video_start_id video_end_id mask_init_id "
+    "sep_token_id "
     "skip_cls_token position_embedding_xdrope enable_lm_head_fp32 dense_list"
 )
 _MAMBA = "time_step_min time_step_max time_step_floor rescale_prenorm_residual residual_in_fp32 "
@@ -194,9 +195,9 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
     "hunyuan_v1_moe": CountedFamily(
         recent.build_hunyuan_experts,
         _LLAMA | {"vocab_size": 290943, "num_experts": 1, "moe_topk": 1},
-        _HUNYUAN + " moe_intermediate_size num_shared_expert use_mixed_mlp_moe moe_layer_num_skipped "
-        "moe_random_routing_dropped_token moe_drop_tokens norm_topk_prob routed_scaling_factor "
-        "n_group topk_group num_experts_per_tok group_limited_greedy capacity_factor",
+        _HUNYUAN + " moe_intermediate_size num_shared_expert use_mixed_mlp_moe "
+        "moe_layer_num_skipped moe_random_routing_dropped_token moe_drop_tokens norm_topk_prob "
+        "routed_scaling_factor n_group topk_group num_experts_per_tok group_limited_greedy capacity_factor",
     ),
     "granitemoe": CountedFamily(
         recent.build_granite_experts,

@@ -21,7 +21,8 @@ COUNTED_TYPES = frozenset(
     (
         "apertus", "arcee", "cohere", "cohere2", "esm", "gemma", "gemma4_text", "granite",
         "granitemoe", "hunyuan_v1_dense", "hunyuan_v1_moe", "jamba", "lfm2", "llama4_text",
-        "mamba", "mamba2", "ministral", "ministral3", "modernbert", "mt5", "nemotron_h", "olmo3", "phi3", "starcoder2",
+        "mamba", "mamba2", "ministral", "ministral3", "modernbert", "mt5", "nemotron_h", "olmo3",
+        "phi3", "starcoder2",
     )
 )  # fmt: skip
 # The limit of model.num_hidden_layers.

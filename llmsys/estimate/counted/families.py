@@ -197,7 +197,8 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
         _LLAMA | {"vocab_size": 290943, "num_experts": 1, "moe_topk": 1},
         _HUNYUAN + " moe_intermediate_size num_shared_expert use_mixed_mlp_moe "
         "moe_layer_num_skipped moe_random_routing_dropped_token moe_drop_tokens norm_topk_prob "
-        "routed_scaling_factor n_group topk_group num_experts_per_tok group_limited_greedy capacity_factor",
+        "routed_scaling_factor n_group topk_group num_experts_per_tok group_limited_greedy "
+        "capacity_factor",
     ),
     "granitemoe": CountedFamily(
         recent.build_granite_experts,

@@ -13,10 +13,15 @@ from llmsys.config.export.exported_model import (
     ExportPromise,
     NoExportError,
     build_export_promise,
+    choose_export,
     choose_run_export,
 )
 from llmsys.config.loading.config_files import format_recorded_config
-from llmsys.config.loading.load import load_model_config, load_run_config
+from llmsys.config.loading.load import (
+    build_model_config,
+    load_model_config,
+    load_run_config,
+)
 from llmsys.config.run import RunConfig
 from llmsys.convert.conversion_plan import build_conversion_plan
 from llmsys.convert.exported_logits import compare_exported_logits
@@ -177,6 +182,20 @@ def test_show_estimate_and_train_say_the_same(capsys: pytest.CaptureFixture[str]
     ]
 
 
+def test_the_nearest_type_is_of_the_same_family() -> None:
+    assert PROMISES["recipes/encoder"].nearest == "roformer"
+    assert PROMISES["recipes/translation"].nearest == "marian"
+    assert PROMISES["train/t5-tiny"].nearest == "t5"
+
+
+def test_a_type_whose_weights_are_not_converted_is_not_promised() -> None:
+    sizes = {"vocab_size": 97, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 24}
+    model = build_model_config({"model_type": "xlnet"} | sizes)
+    assert choose_export(model, None, "xlnet").model_type == "xlnet"
+    with pytest.raises(NoExportError, match=r"model\.head\.kind=permutation"):
+        choose_export(model)
+
+
 def test_the_types_of_the_table_with_weights_have_a_mapping() -> None:
     assert {name for name, one in FAMILIES.items() if one.has_weights} == TABLES.keys()
 
@@ -258,6 +277,7 @@ def test_an_export_that_computes_something_else_is_reported(
     convert_to_hugging_face(tmp_path / "other", tmp_path / "exported")
     found = compare_exported_logits(tmp_path / "run", tmp_path / "exported")
     assert not found.is_equal
+    assert found.largest_difference > 0.3 * found.largest_logit
     assert "computes other logits than the run. Do not use it, and report this: " in caplog.text
 
 

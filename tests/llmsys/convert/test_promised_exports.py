@@ -13,13 +13,10 @@ from llmsys.config.export.exported_model import (
     ExportPromise,
     NoExportError,
     build_export_promise,
-    choose_export,
     choose_run_export,
 )
 from llmsys.config.loading.config_files import format_recorded_config
 from llmsys.config.loading.load import (
-    build_model_config,
-    load_model_config,
     load_run_config,
 )
 from llmsys.config.run import RunConfig
@@ -135,35 +132,6 @@ def test_a_refused_export_is_refused_by_convert_for_the_same_reasons(
         load_run_config(name, ["train.must_export=true"])
 
 
-@pytest.mark.parametrize("name", EXPORTED)
-def test_must_export_takes_what_is_exported(name: str) -> None:
-    assert load_run_config(name, ["train.must_export=true"]).train.must_export
-
-
-def test_must_export_names_the_keys_and_what_would_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "train/gpt1-tiny", "train.must_export=true"]) == 2
-    assert (
-        "command line: train.must_export: true, and the model does not export to Hugging Face; "
-        "for gpt2, the nearest type: model.residual.kind=post (pre would do). Change these "
-        "fields, or set train.must_export=false."
-    ) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("train/gpt1-tiny", "model.residual.kind=pre"),
-        ("train/bert-small", "model.residual.kind=post"),
-        ("train/short-tiny", "model.position={kind: learned, offset: 2}"),
-    ],
-)
-def test_the_value_that_would_do_does(name: str, change: str) -> None:
-    assert PROMISES[name].line.count(" would do") == 1
-    assert change.partition("=")[0] in PROMISES[name].line
-    run = load_run_config(name, [change, "train.must_export=true"])
-    assert build_export_promise(run).model_type is not None
-
-
 def test_show_estimate_and_train_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("train/demo", "train/gpt1-tiny"):
         line = PROMISES[name].line
@@ -180,20 +148,6 @@ def test_show_estimate_and_train_say_the_same(capsys: pytest.CaptureFixture[str]
     assert estimated["obstacles"] == [
         {"key": "model.residual.kind", "value": "post", "possible": "pre"}
     ]
-
-
-def test_the_nearest_type_is_of_the_same_family() -> None:
-    assert PROMISES["recipes/encoder"].nearest == "roformer"
-    assert PROMISES["recipes/translation"].nearest == "marian"
-    assert PROMISES["train/t5-tiny"].nearest == "t5"
-
-
-def test_a_type_whose_weights_are_not_converted_is_not_promised() -> None:
-    sizes = {"vocab_size": 97, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 24}
-    model = build_model_config({"model_type": "xlnet"} | sizes)
-    assert choose_export(model, None, "xlnet").model_type == "xlnet"
-    with pytest.raises(NoExportError, match=r"model\.head\.kind=permutation"):
-        choose_export(model)
 
 
 def test_the_types_of_the_table_with_weights_have_a_mapping() -> None:
@@ -307,8 +261,3 @@ def test_comparing_is_an_option_of_exports(
     assert "logits" not in capsys.readouterr().out
     assert main(["convert", str(tmp_path / "plain"), str(tmp_path / "b"), "--compare"]) == 2
     assert "--compare and --no-compare are for what is written in" in capsys.readouterr().err
-
-
-def test_a_bare_model_has_the_promise_of_its_run() -> None:
-    with pytest.raises(NoExportError, match=r"nearest is .*model\.position\.kind=transformer_xl"):
-        choose_run_export(build_run(load_model_config("model/gopher-417m")))

@@ -124,7 +124,8 @@ def _compare(export: HuggingFaceExport, folder: Path, *, is_asked: bool) -> Logi
     architecture = str((export.values.get("architectures") or [""])[0])
     reader = f"transformers {transformers.__version__}"
     theirs = getattr(transformers, architecture, None)
-    if theirs is None:
+    # the name is that of a file, which may come from a stranger
+    if not (isinstance(theirs, type) and issubclass(theirs, transformers.PreTrainedModel)):
         return LogitsComparison(skipped=f"{reader} has no {architecture or 'architectures'}")
     transformers.utils.logging.disable_progress_bar()
     loaded = theirs.from_pretrained(folder, dtype=torch.float32).eval()

@@ -9,6 +9,7 @@ Invariants:
 """
 
 import importlib
+import inspect
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,11 +124,12 @@ def _compare(export: HuggingFaceExport, folder: Path, *, is_asked: bool) -> Logi
         )
     architecture = str((export.values.get("architectures") or [""])[0])
     reader = f"transformers {transformers.__version__}"
-    theirs = getattr(transformers, architecture, None)
     # the name is that of a file, which may come from a stranger
-    if not (isinstance(theirs, type) and issubclass(theirs, transformers.PreTrainedModel)):
+    found = getattr(transformers, architecture, object)
+    if not (inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)):
         return LogitsComparison(skipped=f"{reader} has no {architecture or 'architectures'}")
     transformers.utils.logging.disable_progress_bar()
+    theirs: Any = found
     loaded = theirs.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         tokens, sources = _draw_tokens(export)

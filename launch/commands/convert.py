@@ -56,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="dtype of written weights; source: that of the imported Hugging Face folder, which "
         "is the default of runs that continue one (default of others: as SOURCE has it)",
     )
+    parser.add_argument(
+        "--compare",
+        action=argparse.BooleanOptionalAction,
+        help="compute logits of a run and of its export, by transformers, and print the largest "
+        "difference (default: for models of up to 1B parameters)",
+    )
     parser.add_argument("--to", choices=("gguf",), help=TO_HELP)
     parser.add_argument("--tokens", choices=("megatron", "nanogpt", "mds"), help=TOKENS_HELP)
     parser.add_argument(
@@ -90,6 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
         _check_config_json(arguments.source / "config.json")
     else:
         require_run_folder(arguments.source)
+    if arguments.compare is not None and (is_import or arguments.to or arguments.dry_run):
+        raise ConfigError(
+            "--compare and --no-compare are for what is written in Hugging Face's format. Leave "
+            "them out."
+        )
     if arguments.to == "gguf":
         return _convert_to_gguf(arguments, is_import)
     if is_import and shard_bytes is not None:
@@ -99,6 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.dry_run:
         return _print_mappings(arguments, is_import, shard_bytes)
+    values: dict[str, Any] = {}
     if is_import:
         from llmsys.convert.from_hugging_face import convert_from_hugging_face
         from llmsys.convert.weight_dtype import DTYPES
@@ -115,11 +127,16 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.source, arguments.destination, shard_bytes, arguments.dtype
         )
         message = f"wrote {result}"
-    print(
-        json.dumps({"source": str(arguments.source), "destination": str(result)})
-        if arguments.json
-        else message
-    )
+        if arguments.compare is not False:
+            from llmsys.convert.exported_logits import compare_exported_logits
+
+            compared = compare_exported_logits(
+                arguments.source, result, arguments.dtype, is_asked=bool(arguments.compare)
+            )
+            message = f"{message}\n{compared.format()}"
+            values["logits"] = compared.to_values()
+    values |= {"source": str(arguments.source), "destination": str(result)}
+    print(json.dumps(values) if arguments.json else message)
     return 0
 
 
@@ -142,6 +159,7 @@ def _convert_tokens(arguments: argparse.Namespace) -> int:
         "--dry-run": arguments.dry_run,
         "--max-shard-size": arguments.max_shard_size,
         "--dtype": arguments.dtype,
+        "--compare": arguments.compare is not None,
     }
     if other := next((name for name, value in given.items() if value), None):
         raise ConfigError(

@@ -11,7 +11,7 @@ from llmsys.errors import ConfigError
 if TYPE_CHECKING:
     from llmsys.config.loading.load import LoadedConfig
     from llmsys.estimate.cluster_costs import ClusterCosts
-    from llmsys.estimate.json_output import EstimateOutput
+    from llmsys.estimate.json_output import EstimateOutput, ExportOutput
     from llmsys.estimate.program_run import ProgramRun
     from llmsys.estimate.run_cost import PricingRequest
 
@@ -54,6 +54,7 @@ def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, Esti
         if request is None or planned is not None
         else request.resolve_layout(resolved.run),
     )
+    result = result.model_copy(update={"export": _build_export_output(resolved)})
     if resolved.source.suffix == ".json":
         from llmsys.estimate.counted.transformers_classes import match_transformers_class
 
@@ -65,6 +66,24 @@ def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, Esti
         request = replace(request, planned=planned)
         result = add_costs(result, resolved.run, request, model_only=not _has_budget(resolved))
     return resolved, result
+
+
+def _build_export_output(resolved: "LoadedConfig") -> "ExportOutput":
+    """Return the promise of an export, as `--json` prints it."""
+    from llmsys.config.export.exported_model import build_export_promise
+    from llmsys.estimate.json_output import ExportObstacle, ExportOutput
+
+    promise = build_export_promise(resolved.run)
+    obstacles = [
+        ExportObstacle(key=f"model.{one.key}", value=one.value, possible=one.possible)
+        for one in promise.obstacles
+    ]
+    return ExportOutput(
+        model_type=promise.model_type,
+        line=promise.line,
+        nearest=promise.nearest,
+        obstacles=obstacles,
+    )
 
 
 def _check_documents(resolved: "LoadedConfig", documents: Sequence[int]) -> None:

@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_config(resolved: "LoadedConfig", *, as_json: bool) -> None:
+    from llmsys.config.export.exported_model import build_export_promise
     from llmsys.config.loading.format_yaml import find_differences, format_annotated_yaml
 
     config = resolved.run.model if resolved.is_model_only else resolved.run
@@ -71,15 +72,22 @@ def _print_config(resolved: "LoadedConfig", *, as_json: bool) -> None:
     if resolved.is_model_only:
         origins = {keys[1:]: where for keys, where in origins.items() if keys[:1] == ("model",)}
     stages = list(_iter_stages(resolved.run))
+    promise = build_export_promise(resolved.run)
     if as_json:
         changed = {
             one.key: {"value": one.value, "default": one.default, "origin": one.origin}
             for one in find_differences(config, origins)
         }
-        shown = {"config": config.model_dump(mode="json"), "differences": changed}
+        export = {"model_type": promise.model_type, "line": promise.line}
+        shown = {
+            "config": config.model_dump(mode="json"),
+            "differences": changed,
+            "export": export,
+        }
         print(json.dumps(shown | ({"stages": stages} if stages else {}), ensure_ascii=False))
     else:
         print(format_annotated_yaml(config, origins), end="")
+        print(f"# {promise.line}")
         for number, stage in enumerate(stages):
             print(
                 f"# stage {number} on pipeline rank {stage['rank']}: "

@@ -69,10 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
         result = read_final_evaluation(config.run.folder)
         message = f"trained {count_steps(config)} steps into {format_folder(config.run.folder)}"
     if arguments.export is not None:
+        from llmsys.convert.exported_logits import compare_exported_logits
         from llmsys.convert.to_hugging_face import convert_to_hugging_face
 
         made = convert_to_hugging_face(config.run.folder, arguments.export, dtype=arguments.dtype)
-        message = f"{message}\nwrote {made}"
+        compared = compare_exported_logits(config.run.folder, made, arguments.dtype)
+        message = f"{message}\nwrote {made}\n{compared.format()}"
     lines = [message, format_evaluation(result), *_list_promise_lines(config)]
     print(json.dumps(result) if arguments.json else "\n".join(lines))
     return 0
@@ -106,15 +108,14 @@ def require_export(config: "RunConfig", folder: Path | None, dtype: str | None) 
         raise ConfigError(
             f"--export {folder} exists already. Name another folder, or remove it first."
         )
-    from llmsys.convert.exported_multipliers import remove_multipliers
-    from llmsys.convert.write_config_json import build_config_json
+    from llmsys.config.export.exported_model import choose_run_export
 
     # an architecture that no model type of Hugging Face has
-    build_config_json(remove_multipliers(config.model))
+    choose_run_export(config)
 
 
 def _is_from_hugging_face(config: "RunConfig") -> bool:
-    from llmsys.train.run_files import HUGGING_FACE, find_run_of_checkpoint
+    from llmsys.config.export.kept_folder import HUGGING_FACE, find_run_of_checkpoint
 
     folders = [config.run.folder]
     if (source := config.train.init_from or config.train.branch_from) is not None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.data import list_dataset_folders
+from llmsys.config.export.kept_folder import find_run_of_checkpoint
 from llmsys.config.loading.trusted_run import require_trusted_run
 from llmsys.config.optimizer import PythonOptimizerConfig
 from llmsys.config.run import RunConfig
@@ -22,7 +23,6 @@ from llmsys.events import require_events
 from llmsys.optim.lr_schedule import load_python_schedule
 from llmsys.storage.paths import find_folder_url, format_folder
 from llmsys.train.checkpoint_record import RECORD, build_missing_error, list_checkpoints
-from llmsys.train.run_files import find_run_of_checkpoint
 from llmsys.train.run_settings import require_resumable_settings
 
 

@@ -152,6 +152,11 @@ class TrainConfig(Section):
         description="Start at step 0 if the run folder has saved checkpoints but none can be "
         "resumed; they are moved away. A complete checkpoint is still resumed.",
     )
+    must_export: bool = Field(
+        False,
+        description="Refuse a config whose model no model type of Hugging Face can represent, so "
+        "that `llmsys convert` could not write it.",
+    )
     on_bad_step: Literal["skip", "rewind", "stop"] = Field(
         "skip",
         description="Action on a step with a non-finite loss or norm, or a spike. skip: keep the "

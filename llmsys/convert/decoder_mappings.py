@@ -9,8 +9,10 @@ from llmsys.convert.name_mapping import (
     FamilyMapping,
     FusedQkv,
     FusedQkvByHead,
+    FusedRows,
     InterleavedGateUp,
     NameMapping,
+    SingleRow,
     StackedExperts,
     Transpose,
     map_fused_module,
@@ -146,6 +148,19 @@ DEEPSEEK = FamilyMapping(
     },
     ignored=TABLES,
 )
+ERNIE_MOE = FamilyMapping(
+    DEEPSEEK_V2.rules
+    + map_tensors(
+        {
+            f"{OURS}.feed_forward.balance_bias_E": (
+                f"{LAYER}.mlp.moe_statics.e_score_correction_bias"
+            )
+        },
+        SingleRow(),
+    ),
+    copies=TIED,
+    ignored=TABLES,
+)
 QWEN_MOE = FamilyMapping(TOP + BLOCKS + _map_moe("shared_expert"), copies=TIED, ignored=TABLES)
 
 MIXTURE = f"{LAYER}.block_sparse_moe"
@@ -154,6 +169,37 @@ MIXTRAL = FamilyMapping(
     + BLOCKS
     + map_modules({f"{OURS}.feed_forward.router": f"{MIXTURE}.gate"})
     + _map_experts(OURS, f"{MIXTURE}.experts", ("w1", "w3", "w2")),
+    copies=TIED,
+    ignored=TABLES,
+)
+
+MINIMAX_M2 = FamilyMapping(
+    MIXTRAL.rules
+    + map_tensors({f"{OURS}.feed_forward.balance_bias_E": f"{MIXTURE}.e_score_correction_bias"}),
+    copies=TIED,
+    ignored=TABLES,
+)
+
+_FUSED_MLP = map_fused_module(
+    tuple(f"{OURS}.feed_forward.{one}_proj" for one in ("gate", "up")),
+    f"{LAYER}.mlp.gate_up_proj",
+    FusedRows(),
+) + map_modules({f"{OURS}.feed_forward.down_proj": f"{LAYER}.mlp.down_proj"})
+GLM = FamilyMapping(
+    TOP + _map_pre_norms() + _map_attention() + _FUSED_MLP, copies=TIED, ignored=TABLES
+)
+GLM4 = FamilyMapping(
+    TOP
+    + map_modules(
+        {
+            f"{OURS}.attention_norm": f"{LAYER}.input_layernorm",
+            f"{OURS}.attention_output_norm": f"{LAYER}.post_self_attn_layernorm",
+            f"{OURS}.feed_forward_norm": f"{LAYER}.post_attention_layernorm",
+            f"{OURS}.feed_forward_output_norm": f"{LAYER}.post_mlp_layernorm",
+        }
+    )
+    + _map_attention()
+    + _FUSED_MLP,
     copies=TIED,
     ignored=TABLES,
 )
@@ -293,6 +339,25 @@ DBRX = FamilyMapping(
     prefix="transformer.",
     copies={"lm_head.weight": "transformer.wte.weight"},
     ignored=TABLES,
+)
+
+_MPT = "transformer.blocks.{i}"
+MPT = FamilyMapping(
+    map_modules(
+        {
+            "embed": "transformer.wte",
+            "norm": "transformer.norm_f",
+            "head": "lm_head",
+            f"{OURS}.attention_norm": f"{_MPT}.norm_1",
+            f"{OURS}.feed_forward_norm": f"{_MPT}.norm_2",
+            f"{OURS}.attention.o_proj": f"{_MPT}.attn.out_proj",
+            f"{OURS}.feed_forward.up_proj": f"{_MPT}.ffn.up_proj",
+            f"{OURS}.feed_forward.down_proj": f"{_MPT}.ffn.down_proj",
+        }
+    )
+    + map_fused_module(QKV, f"{_MPT}.attn.Wqkv", FusedQkv()),
+    prefix="transformer.",
+    copies={"lm_head.weight": "transformer.wte.weight"},
 )
 
 _OPT = "model.decoder.layers.{i}"

@@ -85,6 +85,27 @@ def build_roberta_mapping(model: ModelConfig) -> FamilyMapping:
     )
 
 
+def build_roformer_mapping(model: ModelConfig) -> FamilyMapping:
+    """Return RoFormer's mapping: BERT's without positions, whose table of sines is computed."""
+    heads = map_modules(
+        {
+            "head.dense": "cls.predictions.transform.dense",
+            "head.norm": "cls.predictions.transform.LayerNorm",
+        }
+    ) + map_tensors(
+        {"head.weight": "cls.predictions.decoder.weight", "head.bias": "cls.predictions.bias"}
+    )
+    copies = {
+        "cls.predictions.decoder.weight": "roformer.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+    return FamilyMapping(
+        _map_bert_body("roformer.") + heads,
+        copies=copies,
+        ignored=(*POSITION_IDS, r"encoder\.embed_positions\.weight$"),
+    )
+
+
 def build_vit_mapping(model: ModelConfig) -> FamilyMapping:
     """Return ViT's mapping. Files of the bare model have no `vit.` prefix."""
     prefix = "" if model.head.kind == "features" else "vit."

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llmsys.config.export.kept_folder import HUGGING_FACE, IMPORT_RECORD_NAME
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.storage.atomic_write import sync_folder
 from llmsys.train.checkpoint_record import RECORD as CHECKPOINT_RECORD
-from llmsys.train.run_files import HUGGING_FACE, IMPORT_RECORD_NAME
 
 KEPT, RECORD, UNUSED = HUGGING_FACE, IMPORT_RECORD_NAME, "unused.safetensors"
 RUN_CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"

@@ -128,6 +128,21 @@ class FusedQkv:
 
 
 @dataclass(frozen=True)
+class FusedRows:
+    """One projection for two of equal size: all rows of the first, then those of the second (gate
+    and up of GLM-4).
+    """
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return two projections."""
+        return list(theirs[0].chunk(2))
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return one projection."""
+        return [torch.cat(ours)]
+
+
+@dataclass(frozen=True)
 class FusedQkvByHead:
     """One projection, interleaved by key-value head: its queries, its key, its value.
 

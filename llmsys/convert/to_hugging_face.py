@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmsys.config.export.exported_model import ExportChoice, choose_export
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
@@ -32,7 +33,7 @@ from llmsys.convert.conversion_record import (
     list_small_files,
     read_conversion_record,
 )
-from llmsys.convert.exported_multipliers import remove_multipliers, scale_weight
+from llmsys.convert.exported_weights import change_weight
 from llmsys.convert.family_mappings import get_family_mapping
 from llmsys.convert.folders import KEPT, RECORD, RUN_CONFIG, UNUSED, find_checkpoint, publish_folder
 from llmsys.convert.image_files import write_image_files
@@ -44,7 +45,6 @@ from llmsys.convert.safetensors_folder import (
 )
 from llmsys.convert.tokenizer_files import read_special_token_ids, write_tokenizer
 from llmsys.convert.weight_dtype import DTYPES, cast_weight, choose_dtype
-from llmsys.convert.write_config_json import build_config_json
 from llmsys.errors import CheckpointError, ConfigError, format_choices
 from llmsys.hugging_face.read_config_json import parse_json
 from llmsys.log import get_logger
@@ -100,7 +100,14 @@ class HuggingFaceExport:
         record = read_conversion_record(run_folder)
         same = record is not None and record["model"] == self.run.model.model_dump(mode="json")
         self.record: dict[str, Any] | None = record if same else None
-        self.values = self._load_config_values()
+        self.choice: ExportChoice = choose_export(self.run.model, self._load_kept_values())
+        if left_out := ", ".join(f"{one.key}={one.value}" for one in self.choice.left_out):
+            log.info(
+                "config.json of %s has no field for %s; only training uses it",
+                self.choice.model_type,
+                left_out,
+            )
+        self.values = self.choice.values
         self.origin = describe_origin(self.run.run.name, checkpoint)
         self.source_dtype = self._find_source_dtype()
         # None: each tensor as in the imported folder, or else as in the checkpoint
@@ -135,10 +142,8 @@ class HuggingFaceExport:
 
     @property
     def model(self) -> ModelConfig:
-        """The architecture, without the multipliers of a parametrization: they are in the
-        weights.
-        """
-        return remove_multipliers(self.run.model)
+        """The architecture that is written. What differs from the run's is in the weights."""
+        return self.choice.model
 
     @property
     def total_bytes(self) -> int:
@@ -152,19 +157,25 @@ class HuggingFaceExport:
     def read_group(self, group: TensorGroup) -> list[Tensor]:
         """Return their tensors of one group."""
         ours = [
-            scale_weight(self.run.model, part.name, self.reader.read(part)) for part in group.ours
+            change_weight(self.run.model, self.model, part.name, self.reader.read(part))
+            for part in group.ours
         ]
         dtype = self._get_dtype(group)
         named = zip(group.ours, ours, strict=True)
         ours = [cast_weight(part.name, tensor, dtype) for part, tensor in named]
         return group.form.to_hugging_face(ours, self.model)
 
-    def _load_config_values(self) -> dict[str, Any]:
-        if self.record is not None:
-            file = self.run_folder / KEPT / "config.json"
-            values: dict[str, Any] = parse_json(file.read_text("utf-8-sig"), str(file))
-            return values
-        return build_config_json(self.model)
+    def list_written_dtypes(self) -> dict[str, torch.dtype]:
+        """Return the dtype in which each of our tensors is written, by its name."""
+        return {
+            part.name: self._get_dtype(group) for group in self.plan.groups for part in group.ours
+        }
+
+    def _load_kept_values(self) -> dict[str, Any] | None:
+        if self.record is None:
+            return None
+        file = self.run_folder / KEPT / "config.json"
+        return parse_json(file.read_text("utf-8-sig"), str(file))
 
     def _find_source_dtype(self) -> str | None:
         """Return the dtype that config.json of the imported folder names, if there is one."""

@@ -181,6 +181,23 @@ class RunEnergy(ResultSection):
     assumptions: dict[str, float] = Field(description="Shares and efficiency that it rests on.")
 
 
+class ExportObstacle(ResultSection):
+    """A key of the config that stands against an export."""
+
+    key: str = Field(description="Key of the config.")
+    value: Any = Field(description="Its value.")
+    possible: Any = Field(description="The value that would do.")
+
+
+class ExportOutput(ResultSection):
+    """The export that `llmsys convert` will write."""
+
+    model_type: str | None = Field(description="Hugging Face model type; null: it refuses.")
+    line: str = Field(description="The same for people.")
+    nearest: str | None = Field(description="Where it refuses: the type that lacks least.")
+    obstacles: list[ExportObstacle] = Field(description="What that type cannot represent.")
+
+
 class EstimateOutput(ResultSection):
     """`llmsys estimate CONFIG --json`."""
 
@@ -193,6 +210,7 @@ class EstimateOutput(ResultSection):
     run: RunSize | None = Field(description="The whole run; null without a token budget.")
     precision: PrecisionChoice = Field(description="Number type of activations.")
     unknown: dict[str, str] = Field(description="What is not estimated, with the reason.")
+    export: ExportOutput | None = Field(None, description="The export to Hugging Face.")
     time: StepPrice | None = Field(None, description="With a device: seconds.")
     money: RunMoney | None = Field(None, description="With a device and a token budget: money.")
     energy: RunEnergy | None = Field(None, description="The same: energy.")

@@ -127,6 +127,7 @@ def format_estimate(result: EstimateOutput, more_lines: Iterable[str] = ()) -> s
     """
     lines = [
         *_iter_parameter_lines(result),
+        *_iter_export_lines(result),
         *_iter_flops_lines(result),
         *_iter_memory_lines(result),
         *_iter_run_lines(result),
@@ -159,6 +160,11 @@ def _iter_parameter_lines(result: EstimateOutput) -> Iterator[str]:
             rule.value,
             f"{rule.rule} is {rule.error:+.1%} off the non-embedding count",
         )
+
+
+def _iter_export_lines(result: EstimateOutput) -> Iterator[str]:
+    if result.export is not None:
+        yield result.export.line
 
 
 def _iter_flops_lines(result: EstimateOutput) -> Iterator[str]:

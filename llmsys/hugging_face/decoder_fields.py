@@ -30,6 +30,28 @@ def write_rope_section(
         keys["rope_parameters"]["partial_rotary_factor"] = model["position"]["fraction"]
 
 
+def read_rope_of_channels(
+    fields: ConfigJsonReader, values: Values, *, theta: float = 10000.0
+) -> None:
+    """Read RoPE on the first `rotary_dim` channels of a head (MiniMax-M2's published files).
+
+    Args:
+        fields: reader of the config.json.
+        values: values of the ModelConfig, changed in place.
+        theta: the default of `read_rope`.
+    """
+    heads = values["num_attention_heads"] or 1
+    width = values.get("head_dim") or values["hidden_size"] // heads
+    rotated = fields.read_optional_int("rotary_dim")
+    fraction = 1.0 if rotated is None else rotated / max(1, width)
+    read_rope_section(fields, values, theta=theta, fraction=fraction)
+
+
+def write_rope_of_channels(model: Values, keys: Values, *, theta: float = 10000.0) -> None:
+    """Write the keys of `read_rope_of_channels`, as current files have them."""
+    write_rope_section(model, keys, fraction=1.0)
+
+
 def read_rope_with_yarn(fields: ConfigJsonReader, values: Values) -> None:
     """Read gpt-oss's RoPE, which YaRN scales where the file says nothing."""
     if not fields.has_value("rope_parameters") and not fields.has_value("rope_scaling"):

@@ -56,6 +56,39 @@ def write_dense_first(model: Values, keys: Values) -> None:
     keys["num_experts_per_tok"] = 1
 
 
+def read_layers_between(fields: ConfigJsonReader, values: Values) -> None:
+    """Read experts in every `moe_layer_interval`-th layer from a first to a last one (ERNIE)."""
+    layers = values["num_hidden_layers"]
+    start = fields.read_int("moe_layer_start_index")
+    end = fields.read_int("moe_layer_end_index")
+    every = fields.read_int("moe_layer_interval")
+    end = layers - 1 if end == -1 else end
+    values["moe"] |= {"every": every, "first_dense_layers": max(start, 0)}
+    if end < layers - 1:
+        values["moe"]["dense_layers"] = tuple(range(max(end + 1, 0), layers))
+    if not any(
+        (layer + 1) % max(every, 1) == 0 for layer in range(max(start, 0), min(end + 1, layers))
+    ):
+        values["moe"] = None
+
+
+def write_layers_between(model: Values, keys: Values) -> None:
+    """Write the keys of `read_layers_between`; other dense layers are not written."""
+    moe = model["moe"]
+    layers = model["num_hidden_layers"]
+    if moe is None:
+        keys |= {"moe_layer_start_index": layers, "moe_layer_end_index": layers}
+        return
+    start, end = moe["first_dense_layers"], layers - 1
+    while start in moe["dense_layers"]:
+        start += 1
+    while end in moe["dense_layers"]:
+        end -= 1
+    keys["moe_layer_start_index"] = start
+    keys["moe_layer_end_index"] = -1 if end == layers - 1 else end
+    keys["moe_layer_interval"] = moe["every"]
+
+
 def read_expert_groups(
     fields: ConfigJsonReader, values: Values, *, score: str, method: str = ""
 ) -> None:

@@ -19,12 +19,14 @@ from llmsys.hugging_face.config_json import ConfigJsonReader
 from llmsys.hugging_face.decoder_fields import (
     read_falcon_branches,
     read_four_times,
+    read_rope_of_channels,
     read_rope_of_two_kinds,
     read_rope_section,
     read_rope_with_yarn,
     read_score_scale,
     write_falcon_branches,
     write_four_times,
+    write_rope_of_channels,
     write_rope_of_two_kinds,
     write_rope_section,
     write_score_scale,
@@ -54,12 +56,14 @@ from llmsys.hugging_face.expert_fields import (
     read_dense_first,
     read_expert_groups,
     read_latent_heads,
+    read_layers_between,
     read_sparse_layers,
     read_undivided_heads,
     write_dbrx_sections,
     write_dense_first,
     write_expert_groups,
     write_latent_heads,
+    write_layers_between,
     write_sparse_layers,
 )
 from llmsys.hugging_face.layer_windows import (
@@ -70,11 +74,15 @@ from llmsys.hugging_face.layer_windows import (
     read_layers_without_rope,
     read_switched_window,
     read_windows_between,
+    read_windows_from,
+    read_windows_with_rope,
     write_every_window,
     write_layer_windows,
     write_layers_without_rope,
     write_switched_window,
     write_windows_between,
+    write_windows_from,
+    write_windows_with_rope,
 )
 from llmsys.hugging_face.linear_layers import read_linear_layers, write_linear_layers
 from llmsys.hugging_face.shared_fields import (
@@ -91,7 +99,7 @@ FILE = Path(__file__).with_name("families.yaml")
 
 # Parts of an entry to which an entry that is like it adds.
 MAPPINGS = ("keys", "values", "writes", "only", "notes", "special", "defaults")
-PARTS = (*MAPPINGS, "ignored", "like", "class", "stem", "also", "classes", "optional")
+PARTS = (*MAPPINGS, "ignored", "like", "class", "stem", "also", "classes", "optional", "weights")
 
 
 class Conversion(NamedTuple):
@@ -122,6 +130,12 @@ CONVERSIONS = {
     ),
     # Experts that are balanced otherwise have no weight of a loss.
     "weight": Conversion(ConfigJsonReader.read_float, lambda value: value or 0.0),
+    # MPT's class takes a whole number for a rate.
+    "whole": Conversion(ConfigJsonReader.read_float, int),
+    # Without a range of their own, tables have that of the other parameters.
+    "factor": Conversion(
+        ConfigJsonReader.read_positive_float, lambda value: 1.0 if value is None else value
+    ),
     "activation": Conversion(read_activation, get_activation_name),
     "gated": Conversion(read_gated_kind, get_activation_name),
 }
@@ -146,16 +160,20 @@ SPECIALS = {
     "late_windows": Special(read_late_windows, write_layer_windows),
     "early_windows": Special(read_early_windows, write_layer_windows),
     "windows_between": Special(read_windows_between, write_windows_between),
+    "windows_from": Special(read_windows_from, write_windows_from),
+    "windows_with_rope": Special(read_windows_with_rope, write_windows_with_rope),
     "linear_layers": Special(read_linear_layers, write_linear_layers),
     "layers_without_rope": Special(read_layers_without_rope, write_layers_without_rope),
     "rope": Special(read_rope_section, write_rope_section),
     "rope_with_yarn": Special(read_rope_with_yarn, write_rope_section),
     "rope_of_two_kinds": Special(read_rope_of_two_kinds, write_rope_of_two_kinds),
+    "rope_of_channels": Special(read_rope_of_channels, write_rope_of_channels),
     "score_scale": Special(read_score_scale, write_score_scale),
     "four_times": Special(read_four_times, write_four_times),
     "falcon_branches": Special(read_falcon_branches, write_falcon_branches),
     "sparse_layers": Special(read_sparse_layers, write_sparse_layers),
     "dense_first": Special(read_dense_first, write_dense_first),
+    "layers_between": Special(read_layers_between, write_layers_between),
     "expert_groups": Special(read_expert_groups, write_expert_groups),
     "latent_heads": Special(read_latent_heads, write_latent_heads),
     "undivided_heads": Special(read_undivided_heads),
@@ -188,6 +206,11 @@ class Family:
     def architecture(self) -> str:
         """The usual class."""
         return str(self.table.get("class") or next(iter(self.table["classes"])))
+
+    @property
+    def has_weights(self) -> bool:
+        """Its weights are converted, by the mapping of `llmsys/convert/family_mappings.py`."""
+        return bool(self.table.get("weights", True))
 
     @property
     def defaults(self) -> Values:

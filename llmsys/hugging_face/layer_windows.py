@@ -123,6 +123,55 @@ def write_windows_between(model: Values, keys: Values, *, every: int, key: str =
     keys["layer_types"] = write_layer_types(model)
 
 
+def read_windows_from(fields: ConfigJsonReader, values: Values) -> None:
+    """Read windows in the layers from `max_window_layers`, without a switch (dots.llm1)."""
+    layers = values["num_hidden_layers"]
+    first = fields.read_int("max_window_layers")
+    width = fields.read_optional_int("sliding_window")
+    full = min(first, layers) if width is not None else layers
+    otherwise = ["full_attention"] * full + ["sliding_attention"] * (layers - full)
+    values |= build_window_values(width, read_layer_types(fields, layers, otherwise))
+
+
+def write_windows_from(model: Values, keys: Values) -> None:
+    """Write the keys of `read_windows_from`."""
+    kinds = write_layer_types(model)
+    keys["sliding_window"] = model["sliding_window"]
+    keys["max_window_layers"] = len(kinds)
+    keys["layer_types"] = kinds
+
+
+def read_windows_with_rope(fields: ConfigJsonReader, values: Values) -> None:
+    """Read EXAONE 4's windows in all layers but every n-th, which then has no RoPE."""
+    layers = values["num_hidden_layers"]
+    width = fields.read_optional_int("sliding_window")
+    pattern = fields.values.get("sliding_window_pattern")
+    if isinstance(pattern, str) or width is None:
+        # such as LLLG, which layer_types repeats
+        fields.ignore_keys("sliding_window_pattern")
+        every = 0 if width is None else len(pattern or "")
+    else:
+        every = fields.read_optional_int("sliding_window_pattern") or 0
+    otherwise = [
+        "sliding_attention" if every and (layer + 1) % every else "full_attention"
+        for layer in range(layers)
+    ]
+    kinds = read_layer_types(fields, layers, otherwise)
+    if width is None and "sliding_attention" in kinds:
+        fields.add_violation(
+            "sliding_window", "layer_types has sliding_attention. Give the width of its windows."
+        )
+    values |= build_window_values(width, kinds)
+    if width is not None:
+        values["position"]["layers"] = tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def write_windows_with_rope(model: Values, keys: Values) -> None:
+    """Write the keys of `read_windows_with_rope`."""
+    keys["sliding_window"] = model["sliding_window"]
+    keys["layer_types"] = write_layer_types(model)
+
+
 def read_layers_without_rope(fields: ConfigJsonReader, values: Values) -> None:
     """Read SmolLM3's layers without RoPE, every fourth one, which alone may have a window.
 

@@ -7,21 +7,22 @@ Invariants:
 - A ConfigError names the file and every wrong key.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from llmsys.errors import ConfigError
-from llmsys.hugging_face.config_json import ConfigJsonReader
+from llmsys.errors import ConfigError, format_choices
+from llmsys.hugging_face.config_json import HARMLESS, ConfigJsonReader
 from llmsys.hugging_face.families import FAMILIES
 
 # Model types that `llmsys estimate` counts (llmsys/estimate/counted/) and nothing else reads.
 COUNTED_TYPES = frozenset(
     (
-        "cohere", "cohere2", "gemma", "granite", "jamba", "mamba", "mamba2", "ministral",
-        "ministral3", "mt5", "nemotron_h", "olmo3", "phi3", "starcoder2",
+        "apertus", "arcee", "cohere", "cohere2", "esm", "gemma", "gemma4_text", "granite",
+        "granitemoe", "hunyuan_v1_dense", "hunyuan_v1_moe", "jamba", "lfm2", "llama4_text",
+        "mamba", "mamba2", "ministral", "ministral3", "modernbert", "mt5", "nemotron_h", "olmo3",
+        "phi3", "starcoder2",
     )
 )  # fmt: skip
 # The limit of model.num_hidden_layers.
@@ -140,6 +141,43 @@ def _require_model_type(values: dict[str, Any], source: str, model_types: Sequen
             )
     if name is None:
         raise ConfigError(f"{source}: model_type: is missing. Give one of {known}.")
-    close = difflib.get_close_matches(str(name), model_types, n=2, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(close)}?" if close else ""
-    raise ConfigError(f"{source}: model_type: {name!r} is not supported.{hint} Known: {known}.")
+    raise ConfigError(
+        f"{source}: model_type: {name!r} is not supported.{_format_hint(values, model_types)} "
+        f"Known: {known}."
+    )
+
+
+def _format_hint(values: dict[str, Any], model_types: Sequence[str]) -> str:
+    """Return the type whose fields are nearest to those of a file, whatever its name.
+
+    A name says nothing: qwen9 may be a Llama, and llama9 none.
+    """
+    own = {key for key, value in values.items() if value is not None} - HARMLESS
+    if not own:
+        return ""
+    unknown = {name: _list_unknown_keys(values, name) for name in model_types}
+    nearest = min(unknown, key=lambda name: len(unknown[name]))
+    if len(unknown[nearest]) == len(own):
+        return ""
+    if not unknown[nearest]:
+        return (
+            f" By its fields it is {nearest}: if it computes the same, write that model_type into "
+            "a copy of the file."
+        )
+    return (
+        f" By its fields it is nearest to {nearest}, which does not take "
+        f"{format_choices(unknown[nearest])}. Where these change nothing, write that model_type "
+        "into a copy of the file without them."
+    )
+
+
+def _list_unknown_keys(values: dict[str, Any], name: str) -> list[str]:
+    """Return the keys of a file with a value that a model type does not have."""
+    family = FAMILIES[name]
+    fields = ConfigJsonReader(values | {"architectures": [family.architecture]}, family.defaults)
+    try:
+        family.read(fields)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
+        return [key for key, value in values.items() if value is not None]
+    wrong = {problem.key for problem in (*fields.problems, *fields.find_unknown_keys())}
+    return [key for key, value in values.items() if value is not None and key in wrong]

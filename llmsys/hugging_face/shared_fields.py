@@ -148,8 +148,13 @@ def compute_yarn_score_scale(position: Values, rotary: Any, channels: int) -> fl
     """Return DeepSeek's scale of the scores, 1 / sqrt(channels) · m², with YaRN's m; None without
     `mscale_all_dim`.
 
-    `rotary` holds the RoPE parameters of the file, which may have `mscale_all_dim` without
-    `mscale`.
+    Args:
+        position: the `position:` section.
+        rotary: the RoPE parameters of the file, which may have `mscale_all_dim` without `mscale`.
+        channels: channels of a query.
+
+    Returns:
+        The scale, or None.
     """
     stretch = rotary.get("mscale_all_dim") if isinstance(rotary, dict) else None
     if (

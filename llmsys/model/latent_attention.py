@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from llmsys.config.attention import LatentAttentionConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.parametrization_factors import compute_score_factor
 from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.model.attention_logits import LogitRecorder
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.normalization import RMSNorm
-from llmsys.model.parametrization import compute_score_factor
 from llmsys.model.rotary_embedding import compute_yarn_mscale
 from llmsys.model.scaled_dot_product import compute_attention
 

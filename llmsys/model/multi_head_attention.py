@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.parametrization_factors import compute_score_factor
 from llmsys.model.attention_logits import LogitRecorder
 from llmsys.model.attention_mask import LayerMask
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.normalization import build_norm
-from llmsys.model.parametrization import compute_score_factor
 from llmsys.model.scaled_dot_product import compute_attention
 
 # B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of

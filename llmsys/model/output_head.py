@@ -16,10 +16,10 @@ from llmsys.config.head import (
     PermutationHeadConfig,
 )
 from llmsys.config.model import ModelConfig
+from llmsys.config.parametrization_factors import compute_head_factor
 from llmsys.model.feed_forward import apply_activation
 from llmsys.model.float32_buffers import Float32BufferModule
 from llmsys.model.normalization import build_norm
-from llmsys.model.parametrization import compute_head_factor
 from llmsys.model.query_stream import MaskEmbedding
 
 # B rows, T positions, D width, V vocabulary

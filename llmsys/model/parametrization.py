@@ -30,6 +30,7 @@ from llmsys.config.parametrization import (
     StandardParametrizationConfig,
     UnitScaledConfig,
 )
+from llmsys.config.parametrization_factors import compute_head_factor, compute_score_factor
 
 Width = Literal["hidden", "intermediate", "expert", "latent"]
 
@@ -180,52 +181,6 @@ def count_init_layers(config: ModelConfig) -> int:
     return (
         mup.base_num_hidden_layers if isinstance(mup, CompletePConfig) else config.num_hidden_layers
     )
-
-
-def compute_head_factor(config: ModelConfig) -> float:
-    """Return the factor on the input of the head.
-
-    Args:
-        config: The model.
-
-    Returns:
-        The factor.
-    """
-    match config.parametrization:
-        case StandardParametrizationConfig():
-            return 1.0
-        case MupConfig() as mup:
-            return mup.base_hidden_size / config.hidden_size
-        case UnitScaledConfig():
-            return 1 / config.hidden_size
-        case unreachable:
-            assert_never(unreachable)
-
-
-def compute_score_factor(
-    config: ModelConfig, head_dim: int, *, has_own_scale: bool = False
-) -> float:
-    """Return the factor on the scale of attention scores, which becomes proportional to 1 /
-    head_dim.
-
-    Args:
-        config: The model.
-        head_dim: Channels of a query.
-        has_own_scale: The scale is a number of the config, not 1 / sqrt(head_dim).
-
-    Returns:
-        The factor.
-    """
-    match config.parametrization:
-        case StandardParametrizationConfig():
-            return 1.0
-        case MupConfig() as mup:
-            ratio = (mup.base_head_dim or head_dim) / head_dim
-            return ratio if has_own_scale else math.sqrt(ratio)
-        case UnitScaledConfig() as unit:
-            return float(unit.attention_multiplier * head_dim**-0.5)
-        case unreachable:
-            assert_never(unreachable)
 
 
 def compute_branch_factor(config: ModelConfig) -> float:

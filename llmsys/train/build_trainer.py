@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from llmsys.config.export.exported_model import build_export_promise
 from llmsys.config.run import RunConfig
 from llmsys.data.dataloader import StepLoader
 from llmsys.data.step_batches import StepBatches
@@ -383,6 +384,7 @@ def _build_metric_logger(
             * config.resolve_layout(get_world_size()).data_parallel_size
         )
         log.info(format_bitwise_notice(config, micro_batches, device.type))
+    log.info(build_export_promise(config).line)
     if config.batch.packing != "concatenate":
         log.info("packing per epoch: %s", steps.get_packing_stats())
     trackers = Trackers(config)

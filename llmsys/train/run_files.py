@@ -5,20 +5,22 @@ Reads: the tokenizer of the dataset or of the user, and the run that `train.init
 `train.branch_from` names. Writes: `tokenizer/` and `hugging_face/` in the run folder.
 """
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
+from llmsys.config.export.kept_folder import (
+    HUGGING_FACE,
+    IMPORT_RECORD_NAME,
+    find_run_of_checkpoint,
+    has_kept_model,
+)
 from llmsys.config.run import RunConfig
-from llmsys.errors import LlmsysError
 from llmsys.log import get_logger
 from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.vocabulary.chat_template import TEMPLATE_NAME
 from llmsys.vocabulary.tokenizer import CODE_NAME, JSON_NAME, MODEL_NAME, find_model_file
 
 TOKENIZER = "tokenizer"
-HUGGING_FACE, IMPORT_RECORD_NAME = "hugging_face", "record.json"
 
 log = get_logger(__name__)
 
@@ -61,21 +63,6 @@ def keep_run_files(config: RunConfig, tokenizer: Path, template: Path) -> None:
         _keep_originals(config, find_run_of_checkpoint(source), tokenizer)
 
 
-def find_run_of_checkpoint(source: Path) -> Path:
-    """Return the run folder of what `train.init_from` names.
-
-    Args:
-        source: a run folder, RUN@STEP, or the folder of a checkpoint.
-
-    Returns:
-        A path, which may be missing.
-    """
-    if source.parent.name == "checkpoints" and source.exists():
-        return source.parent.parent
-    folder, _, step = str(source).rpartition("@")
-    return Path(folder) if folder and step.isdigit() and not source.exists() else source
-
-
 def _read_tokenizer_files(config: RunConfig, tokenizer: Path) -> dict[str, bytes]:
     if tokenizer.suffix != ".json":
         return {MODEL_NAME: tokenizer.read_bytes()}
@@ -98,7 +85,7 @@ def _keep_originals(config: RunConfig, source: Path, tokenizer: Path) -> None:
     ours = config.run.folder / HUGGING_FACE
     if ours.exists() or theirs.is_symlink() or not (theirs / IMPORT_RECORD_NAME).is_file():
         return
-    if not _is_same_model(config, theirs / IMPORT_RECORD_NAME):
+    if not has_kept_model(source, config.model):
         log.info("the model is not that of %s: an export gets files of its own", theirs)
         return
     kept = find_model_file(source / TOKENIZER)
@@ -110,12 +97,3 @@ def _keep_originals(config: RunConfig, source: Path, tokenizer: Path) -> None:
     # Links stay links: an export refuses them, and copies nothing that they lead to.
     shutil.copytree(theirs, partial, symlinks=True)
     partial.rename(ours)
-
-
-def _is_same_model(config: RunConfig, record: Path) -> bool:
-    try:
-        values: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
-        return bool(values["model"] == config.model.model_dump(mode="json"))
-    except (ValueError, KeyError, TypeError, OSError, LlmsysError):
-        # A damaged record is an error where the run that it belongs to is exported.
-        return False

@@ -128,6 +128,42 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "DeepseekV3ForCausalLM",
         SMALL | LATENT | {"q_lora_rank": 14, "attention_bias": True},
     ),
+    "dots1": (
+        "dots1",
+        "Dots1ForCausalLM",
+        GROUPED
+        | {
+            "head_dim": 10,
+            "moe_intermediate_size": 12,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        GROUPED
+        | {"head_dim": 10, "rotary_dim": 4, "num_local_experts": 4}
+        | {"num_experts_per_tok": 2},
+    ),
+    "glm": ("glm", "GlmForCausalLM", GROUPED | {"head_dim": 12}),
+    "glm4": ("glm4", "Glm4ForCausalLM", GROUPED | {"head_dim": 12, "attention_bias": False}),
+    "seed_oss": ("seed_oss", "SeedOssForCausalLM", GROUPED | {"head_dim": 10}),
+    "exaone4": ("exaone4", "Exaone4ForCausalLM", GROUPED | {"sliding_window": 5}),
+    "ernie4_5": ("ernie4_5", "Ernie4_5ForCausalLM", GROUPED | {"head_dim": 10}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        GROUPED | {"moe_intermediate_size": 12, "moe_num_experts": 6, "moe_k": 2},
+    ),
+    "mpt": (
+        "mpt",
+        "MptForCausalLM",
+        {"vocab_size": 61, "d_model": 24, "n_layers": 3, "n_heads": 4, "max_seq_len": 64},
+    ),
+    "roformer": ("roformer", "RoFormerForMaskedLM", SMALL),
     "olmo2": ("olmo2", "Olmo2ForCausalLM", GROUPED),
     "olmoe": ("olmoe", "OlmoeForCausalLM", GROUPED | {"num_experts": 6, "num_experts_per_tok": 2}),
     "gpt_neox": ("gpt_neox", "GPTNeoXForCausalLM", SMALL | {"rotary_pct": 1 / 3}),

@@ -279,6 +279,60 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
+    "dots1": (
+        "Dots1ForCausalLM",
+        LLAMA
+        | {
+            "num_hidden_layers": 3,
+            "head_dim": 8,
+            "moe_intermediate_size": 12,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2ForCausalLM",
+        LLAMA | LOCAL_EXPERTS | {"head_dim": 8, "rotary_dim": 4},
+    ),
+    "glm": ("GlmForCausalLM", LLAMA | {"head_dim": 8}),
+    "glm4": ("Glm4ForCausalLM", LLAMA | {"head_dim": 8, "attention_bias": False}),
+    "seed_oss": ("SeedOssForCausalLM", LLAMA | {"head_dim": 6, "mlp_bias": True}),
+    "exaone4": (
+        "Exaone4ForCausalLM",
+        LLAMA | {"num_hidden_layers": 3, "sliding_window": 5, "sliding_window_pattern": 2},
+    ),
+    "exaone4, no windows": (
+        "Exaone4ForCausalLM",
+        LLAMA | {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "ernie4_5": ("Ernie4_5ForCausalLM", LLAMA | {"head_dim": 6, "use_bias": True}),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeForCausalLM",
+        LLAMA
+        | {
+            "num_hidden_layers": 4,
+            "moe_intermediate_size": 12,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 2,
+        },
+    ),
+    "mpt": (
+        "MptForCausalLM",
+        {"vocab_size": 48, "d_model": 24, "n_layers": 2, "n_heads": 6, "max_seq_len": 64}
+        | {"attn_config": {"clip_qkv": 0.8}},
+    ),
+    "roformer": ("RoFormerForMaskedLM", BERT),
     "olmo2": ("Olmo2ForCausalLM", LLAMA),
     "olmoe": (
         "OlmoeForCausalLM",
@@ -376,7 +430,8 @@ def build(case: str) -> Any:
     kind = getattr(transformers, name)
     config = kind.config_class(**values)
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        if (getattr(config, key, None) or 0) >= 48:
+        given = getattr(config, key, None) or 0
+        if max(given if isinstance(given, list) else [given]) >= 48:
             setattr(config, key, None)
     config._attn_implementation = "sdpa" if case in SDPA else "eager"
     model = kind(config).eval()
@@ -417,6 +472,6 @@ def randomize_parameters(model: nn.Module, seed: int = 0) -> None:
         if name.endswith("A_log"):
             # Small enough for the states of linear attention to live through a row.
             parameter.uniform_(-9, -5, generator=generator)
-    for name, buffer in model.named_buffers():
+    for name, buffer in (*model.named_buffers(), *model.named_parameters()):
         if name.endswith(("e_score_correction_bias", "final_logits_bias")):
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))

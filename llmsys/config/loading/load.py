@@ -22,12 +22,12 @@ from llmsys.config.loading.merge import (
     read_overrides,
     resolve_bases,
 )
-from llmsys.config.loading.validation_errors import build_config_error
+from llmsys.config.loading.validation_errors import build_config_error, build_violation_error
 from llmsys.config.loading.yaml_files import Keys, format_path
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import fill_default_kinds, find_default_kind
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, Violation
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,25 @@ def read_config(
         run = RunConfig.model_validate(layer.values)
     except ValidationError as error:
         raise build_config_error(error, RunConfig, layer, format_path(path)) from None
+    if run.train.must_export:
+        _require_export(run, layer, path)
     return LoadedConfig(run, model_only, layer.origins, path)
+
+
+def _require_export(run: RunConfig, layer: ConfigLayer, path: Path) -> None:
+    """Raise ConfigError for a model that `llmsys convert` could not write."""
+    # Most runs read no families of Hugging Face, and these are eleven files.
+    from llmsys.config.export.exported_model import build_export_promise
+
+    promise = build_export_promise(run)
+    if promise.model_type is None:
+        message = (
+            f"true, and the model {promise.line}. Change these fields, or set "
+            "train.must_export=false."
+        )
+        raise build_violation_error(
+            Violation("train.must_export", message), layer, format_path(path)
+        )
 
 
 def _move_run(layer: ConfigLayer, folder: Path) -> ConfigLayer:

@@ -28,7 +28,7 @@ from llmsys.config.section import (
     list_section_types,
     select_by_kind,
 )
-from llmsys.errors import ConfigError, format_choices
+from llmsys.errors import ConfigError, Violation, format_choices
 
 _NOT_A = {
     "int_parsing": "is not a whole number",
@@ -92,6 +92,21 @@ def build_config_error(
     lines = list(dict.fromkeys(lines))
     head = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     return ConfigError("\n  ".join([f"{head} in {source}:", *lines]))
+
+
+def build_violation_error(problem: Violation, layer: ConfigLayer, source: str) -> ConfigError:
+    """Return the error of a rule that is checked after validation.
+
+    Args:
+        problem: the dotted key, and the message.
+        layer: merged values and the origin of each key.
+        source: name of the config, used for keys without an origin.
+
+    Returns:
+        The error, not raised.
+    """
+    line = _format_line(tuple(problem.key.split(".")), problem.message, layer, source)
+    return ConfigError(f"1 problem in {source}:\n  {line}")
 
 
 def _format_line(keys: Keys, message: str, layer: ConfigLayer, source: str) -> str:

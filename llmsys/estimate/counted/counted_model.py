@@ -25,15 +25,17 @@ class AttentionTerm:
     Attributes:
         layers: number of such layers.
         width: heads times the channels of a key and of a value.
-        keys: `causal` and `both` are self-attention, in the encoder of an encoder-decoder for
-            `source`.
-        window: positions that a query sees, itself included; None: all.
+        keys: `causal` and `source` are self-attention, in an encoder for `source`.
+        window: positions that a query sees, itself included, or for `source` those on either side;
+            None: all.
+        chunk: positions of a chunk, beyond which a query sees nothing; None: there are none.
     """
 
     layers: int
     width: int
     keys: Literal["causal", "source", "cross"] = "causal"
     window: int | None = None
+    chunk: int | None = None
 
     def count_products(self, length: int, source: int, *, full: bool) -> int:
         """Return the multiplications for one sequence: over all pairs, or over those that are
@@ -42,9 +44,14 @@ class AttentionTerm:
         if self.keys == "cross":
             return self.layers * self.width * length * source
         if self.keys == "source":
-            return self.layers * self.width * source * source
+            side = source - 1 if full or self.window is None else min(self.window, source - 1)
+            return self.layers * self.width * (source * (2 * side + 1) - side * (side + 1))
         if full:
             return self.layers * self.width * length * length
+        if self.chunk is not None:
+            chunks, rest = divmod(length, self.chunk)
+            pairs = chunks * self.chunk * (self.chunk + 1) + rest * (rest + 1)
+            return self.layers * self.width * pairs // 2
         reach = length if self.window is None else min(self.window, length)
         return self.layers * self.width * (reach * (reach + 1) // 2 + (length - reach) * reach)
 

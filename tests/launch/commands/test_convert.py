@@ -46,10 +46,10 @@ def test_the_direction_follows_from_the_source(
     )
     checkpoint = ours / "checkpoints" / "step-00000000"
     assert main(["convert", str(checkpoint), str(back), "--max-shard-size", "20KB", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "source": str(checkpoint),
-        "destination": str(back),
-    }
+    printed = json.loads(capsys.readouterr().out)
+    logits = printed.pop("logits")
+    assert logits["largest_difference"] <= 1e-5 * logits["largest_logit"]
+    assert printed == {"source": str(checkpoint), "destination": str(back)}
     assert len(list(back.glob("model-*-of-*.safetensors"))) > 1
 
 

@@ -20,6 +20,8 @@ from llmsys.train.trained_model import load_trained_model
 from tests.helpers.transformers_models import CASES, build, build_images
 
 transformers = pytest.importorskip("transformers")
+# A table of sines, which the class computes where a file has none.
+COMPUTED = {"roformer.encoder.embed_positions.weight"}
 PLAIN = [case for case in CASES if "," not in case]
 
 
@@ -50,7 +52,8 @@ def test_transformers_loads_what_a_run_of_ours_is_written_as(case: str, tmp_path
     shutil.rmtree(tmp_path / "ours" / KEPT)  # as if it had been trained here
     convert_to_hugging_face(tmp_path / "ours", tmp_path / "export", shard_bytes=20_000)
     loaded, report = type(theirs).from_pretrained(tmp_path / "export", output_loading_info=True)
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert set(report["missing_keys"]) <= COMPUTED
+    assert not any(report[kind] for kind in ("unexpected_keys", "mismatched_keys"))
     for name, value in theirs.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
     if case == "vit":

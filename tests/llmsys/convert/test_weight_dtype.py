@@ -161,7 +161,7 @@ def test_an_export_that_would_fail_is_refused_before_the_run(tmp_path: Path) -> 
         require_export(config, tmp_path / "full", None)
     with pytest.raises(
         ConfigError,
-        match=r"No Hugging Face model type can represent this model\. .* moe\.score=softmax",
+        match=r"No Hugging Face model type can represent this model\. .* model\.residual\.kind=",
     ):
-        require_export(load_run_config("train/demo"), tmp_path / "new", None)
+        require_export(load_run_config("train/gpt1-tiny"), tmp_path / "new", None)
     require_export(config, tmp_path / "new", "bfloat16")

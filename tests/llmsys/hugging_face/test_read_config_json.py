@@ -84,7 +84,7 @@ def test_a_key_that_is_left_out_means_what_transformers_takes_it_to_mean(model_t
 
 # The defaults of these two are no model: experts per token are missing, and an odd number of
 # channels is rotated.
-@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - {"deepseek_v2", "glm4_moe"}))
+@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - {"deepseek_v2", "dots1", "glm4_moe"}))
 def test_a_file_that_names_its_type_alone_is_the_file_with_every_default_written_out(
     model_type: str,
 ) -> None:
@@ -298,3 +298,19 @@ def test_a_folder_stands_for_its_file(tmp_path: Path) -> None:
         == load_model_config(str(tmp_path / "config.json"))
         == published("gpt2")
     )
+
+
+def test_layers_of_ernie_have_experts_from_a_first_to_a_last_one() -> None:
+    model = tiny("ernie4_5_moe", num_hidden_layers=9, moe_layer_interval=2, moe_layer_end_index=6)
+    assert model.moe_layers == [1, 3, 5]
+    cut = tiny("ernie4_5_moe", num_hidden_layers=9, moe_layer_end_index=6)
+    assert cut.moe_layers == [1, 2, 3, 4, 5, 6]
+    assert tiny("ernie4_5_moe", num_hidden_layers=4, moe_layer_start_index=4).moe is None
+
+
+def test_windows_of_exaone_have_rope_and_other_layers_none() -> None:
+    model = tiny("exaone4", num_hidden_layers=4, sliding_window_pattern=2)
+    assert [model.uses_rope(layer) for layer in range(4)] == [True, False, True, False]
+    assert [model.get_attention_window(layer) for layer in range(4)] == [4096, None, 4096, None]
+    plain = tiny("exaone4", num_hidden_layers=2, sliding_window=None)
+    assert all(plain.uses_rope(layer) for layer in range(2))

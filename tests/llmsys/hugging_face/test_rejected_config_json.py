@@ -385,7 +385,23 @@ def test_all_problems_are_named_at_once() -> None:
     ("values", "message"),
     [
         ({}, "model_type: is missing. Give one of bart, bert,"),
-        ({"model_type": "lama"}, "model_type: 'lama' is not supported. Did you mean llama?"),
+        ({"model_type": "lama"}, "model_type: 'lama' is not supported. Known: bart,"),
+        (
+            {"model_type": "qwen9", "rms_norm_eps": 1e-6, "mlp_bias": False},
+            "'qwen9' is not supported. By its fields it is llama: if it computes the same, write "
+            "that model_type into a copy of the file. Known: bart,",
+        ),
+        (
+            {"model_type": "lama", "n_embd": 8, "n_inner": 9, "rotary_dim": 4},
+            "'lama' is not supported. By its fields it is nearest to gpt2, which does not take "
+            "rotary_dim. Where these change nothing, write that model_type into a copy of the file "
+            "without them.",
+        ),
+        (
+            {"model_type": "sparse", "moe_num_experts": 4, "moe_k": 2, "use_bias": False},
+            "By its fields it is ernie4_5_moe: if",
+        ),
+        ({"model_type": "llama9", "quite_new": 1, "newer": 2}, "'llama9' is not supported. Known"),
         ({"model_type": "mamba"}, "Known: bart, bert, bloom,"),
         ({"model_type": 3}, "model_type: 3 is not supported."),
         (

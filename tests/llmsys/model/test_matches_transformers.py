@@ -27,7 +27,7 @@ transformers = pytest.importorskip("transformers")
 
 LENGTH, SOURCE_LENGTH, ROWS = 24, 19, 3
 TOLERANCE = 1e-5
-GENERATING = [case for case in CASES if not case.startswith(("bert", "roberta", "vit"))]
+GENERATING = [case for case in CASES if not case.startswith(("bert", "roberta", "roformer", "vit"))]
 # Theirs keeps keys in the cache that were turned by the waves of a shorter sequence; ours computes
 # them anew.
 THEIRS_KEEPS_OLD_KEYS = {"llama, dynamic", "llama, longrope"}

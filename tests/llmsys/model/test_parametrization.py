@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from llmsys.config.export.plain_model import remove_multipliers
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.optimizer import AdamWConfig, MuonConfig
-from llmsys.convert.exported_multipliers import remove_multipliers, scale_weight
+from llmsys.convert.exported_weights import change_weight
 from llmsys.errors import ConfigError
 from llmsys.model.initialization import compute_init_std, initialize_parameters
 from llmsys.model.transformer import Transformer
@@ -167,7 +168,8 @@ def compute_logits(config: ModelConfig, *, is_exported: bool = False) -> torch.T
     """Return the logits of a model, or of one without multipliers that has its exported weights."""
     source = Transformer(config)
     initialize_parameters(source, 0)
-    model = Transformer(remove_multipliers(config) if is_exported else config).eval()
+    exported = remove_multipliers(config)
+    model = Transformer(exported if is_exported else config).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -175,7 +177,9 @@ def compute_logits(config: ModelConfig, *, is_exported: bool = False) -> torch.T
             if name.endswith("bias"):
                 value.normal_(generator=generator)
             parameter.copy_(
-                scale_weight(config, f"parameter/{name}", value) if is_exported else value
+                change_weight(config, exported, f"parameter/{name}", value)
+                if is_exported
+                else value
             )
     tokens_BT = torch.randint(0, 64, (2, LENGTH), generator=generator)
     with torch.no_grad():

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from llmsys.config.export.kept_folder import find_run_of_checkpoint
 from llmsys.config.run import RunConfig
 from llmsys.train.chat_data import get_template_folder
 from llmsys.train.run_data import get_configured_tokenizer_path, get_tokenizer_path
-from llmsys.train.run_files import find_run_of_checkpoint, keep_run_files
+from llmsys.train.run_files import keep_run_files
 
 TEMPLATE = "chat_template.jinja"
 

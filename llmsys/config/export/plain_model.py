@@ -1,21 +1,18 @@
-"""Fold the multipliers of a parametrization into exported weights, which then compute the same
-without them.
+"""Models that compute the same with changed weights: without the multipliers of a parametrization,
+and with the other pairing of rotated channels. `llmsys.convert.exported_weights` changes the
+weights.
 """
 
-from torch import Tensor
-
+from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parametrization import StandardParametrizationConfig
+from llmsys.config.parametrization_factors import compute_head_factor, compute_score_factor
+from llmsys.config.position import RopeConfig
 from llmsys.errors import ConfigError
-from llmsys.model.parametrization import (
-    compute_exported_factor,
-    compute_head_factor,
-    compute_score_factor,
-)
 
 
 def remove_multipliers(model: ModelConfig) -> ModelConfig:
-    """Return a model in the standard parametrization that takes the weights of `scale_weight`.
+    """Return a model in the standard parametrization that takes the weights of `change_weight`.
 
     Args:
         model: Any model.
@@ -56,16 +53,25 @@ def remove_multipliers(model: ModelConfig) -> ModelConfig:
     return model.model_copy(update={"parametrization": StandardParametrizationConfig()})
 
 
-def scale_weight(model: ModelConfig, name: str, weight: Tensor) -> Tensor:
-    """Return a weight times the multiplier that it has in an export.
+def find_other_pairing(model: ModelConfig) -> ModelConfig | None:
+    """Return the model with the other pairing of rotated channels, whose queries and keys have
+    their channels in another order; None where no order would do.
+
+    Scores are sums over channels, which any order leaves as they are.
 
     Args:
-        model: The model with its parametrization.
-        name: Name in a checkpoint, `parameter/…` or `buffer/…`.
-        weight: The value.
+        model: a model without multipliers.
 
     Returns:
-        The value to export; `weight` itself where there is no multiplier.
+        The model that pairs neighbours where this one pairs halves, or the reverse.
     """
-    factor = compute_exported_factor(model, name.removeprefix("parameter/"))
-    return weight if factor == 1.0 else weight * factor
+    position = model.position
+    # Encoder-decoders share a position section, and latent attention splits its heads.
+    if (
+        not isinstance(position, RopeConfig)
+        or type(model.attention) is not MultiHeadAttentionConfig
+        or model.family == "encoder_decoder"
+    ):
+        return None
+    other = "halves" if position.pairing == "neighbours" else "neighbours"
+    return model.model_copy(update={"position": position.model_copy(update={"pairing": other})})

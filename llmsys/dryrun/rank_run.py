@@ -135,6 +135,7 @@ def require_supported_engine(config: "RunConfig") -> None:
     Raises:
         ConfigError: With the reason.
     """
+    from llmsys.config.base_optimizer import AdamWConfig
     from llmsys.config.engine import (
         AccelerateEngineConfig,
         DeepSpeedEngineConfig,
@@ -164,11 +165,12 @@ def require_supported_engine(config: "RunConfig") -> None:
                 )
         case unreachable:
             assert_never(unreachable)
-    if getattr(config.optimizer, "moments", "fp32") != "fp32":
+    optimizer = config.optimizer
+    if isinstance(optimizer, AdamWConfig) and optimizer.moments != "fp32":
         raise ConfigError(
-            f"optimizer.moments={config.optimizer.moments} rounds at random, with a generator of "  # type: ignore[union-attr]
-            "the device, which a pretended one does not have. Use optimizer.moments=fp32 for the "
-            "dry run, or llmsys estimate for the memory of the moments."
+            f"optimizer.moments={optimizer.moments} rounds at random, with a generator of the "
+            "device, which a pretended one does not have. Use optimizer.moments=fp32 for the dry "
+            "run, or llmsys estimate for the memory of the moments."
         )
 
 

@@ -82,6 +82,14 @@ class LaunchError(LlmsysError):
     """A run that cannot be started or lost one of its processes."""
 
 
+class RefutedStepError(LlmsysError):
+    """A step that a dry run could not take to its end. Exit status 1, as of every dry run that
+    proves something wrong.
+    """
+
+    exit_status = 1
+
+
 class LostRankError(LaunchError):
     """A run that lost a process or a host. The same command resumes it. Exit status 3."""
 

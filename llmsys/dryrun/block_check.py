@@ -16,11 +16,11 @@ from typing import Any
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.dryrun.expected_messages import RankContext
-from llmsys.dryrun.expected_passes import ONCE, REPEATED
+from llmsys.dryrun.expected_passes import ONCE, REPEATED, count_forwards
 from llmsys.dryrun.expected_routing import count_routed_rows
-from llmsys.dryrun.host_waits import HostWait
 from llmsys.dryrun.module_names import is_inside_block, replace_layers
 from llmsys.dryrun.recorder import DryRunRecorder
+from llmsys.dryrun.wait_check import iter_wait_differences
 from llmsys.estimate.rank_parameters import count_tensor_shards, is_in_block
 
 BLOCK = re.compile(r"^(.*?\{i\}(?:\.block)?)\.")
@@ -59,9 +59,9 @@ def check_blocks(
     """
     unchecked = tuple(_iter_unchecked(context))
     differences = [
-        *_iter_run_differences(recorder.block_runs, context),
+        *iter_run_differences(recorder.block_runs, context),
         *_iter_product_differences(recorder.products, context),
-        *_iter_wait_differences(recorder.waits.list_waits(), context),
+        *iter_wait_differences(recorder.waits.list_waits(), context),
         *_iter_table_differences(recorder.squares, context, kernels),
     ]
     return BlockCheck(tuple(differences), unchecked)
@@ -73,18 +73,6 @@ def _merge_part(part: str) -> str:
 
 def _describe_part(part: str) -> str:
     return "a repeated micro-batch" if part == REPEATED else "the rest of the step"
-
-
-def count_forwards(context: RankContext) -> Counter[tuple[str, int]]:
-    """Count the forward passes of a step that ran, by part of the step and stage of the rank.
-
-    Args:
-        context: The rank and its config.
-
-    Returns:
-        Counts; stages are counted among those of the rank.
-    """
-    return Counter((one.part, one.stage) for one in context.passes if not one.is_backward)
 
 
 def count_expected_runs(context: RankContext) -> Counter[tuple[str, str]]:
@@ -107,16 +95,23 @@ def count_expected_runs(context: RankContext) -> Counter[tuple[str, str]]:
             name = found[1].replace("{i}", str(layer))
             calls[name] = (stage, 2 if is_reversible else row.steps)
     expected: Counter[tuple[str, str]] = Counter()
-    for (part, stage), count in count_forwards(context).items():
+    for (part, stage), count in count_forwards(context.passes).items():
         for name, (own, each) in calls.items():
             if own == stage:
                 expected[part, name] += count * each
     return expected
 
 
-def _iter_run_differences(
-    recorded: Counter[tuple[str, str]], context: RankContext
-) -> Iterator[str]:
+def iter_run_differences(recorded: Counter[tuple[str, str]], context: RankContext) -> Iterator[str]:
+    """Find the blocks that forward passes skip or repeat.
+
+    Args:
+        recorded: Runs by part of the step and name of the block.
+        context: The rank and its config.
+
+    Yields:
+        A sentence for each of them and part of the step.
+    """
     if context.config.model.rnn is not None:
         return
     expected = count_expected_runs(context)
@@ -141,7 +136,7 @@ def count_expected_products(context: RankContext) -> Counter[tuple[str, str]]:
     Returns:
         FLOPs by part of the step and name of the module, in which `*` stands for the layer.
     """
-    forwards = count_forwards(context)
+    forwards = count_forwards(context.passes)
     moe = context.config.model.moe
     routed = 0 if moe is None else count_routed_rows(context, moe)
     expected: Counter[tuple[str, str]] = Counter()
@@ -220,61 +215,6 @@ def _iter_product_differences(
             f"{'too few' if flops < wanted else 'unneeded'} products: {name} computes {flops:,} "
             f"FLOPs in the forward passes of {_describe_part(part)}, expected {wanted:,}{rows}"
         )
-
-
-def count_expected_waits(context: RankContext) -> int:
-    """Count the waits in blocks that a step has by design: the host reads the rows of experts that
-    are on other ranks, or that have a capacity, once in a forward of a layer.
-
-    Args:
-        context: The rank and its config.
-
-    Returns:
-        Waits of the micro-batches that run.
-    """
-    moe = context.config.model.moe
-    if moe is None or (context.layout.expert == 1 and moe.routing.kind == "token_choice"):
-        return 0
-    forwards = count_forwards(context)
-    rows = {
-        (layer, row.name.partition("{i}")[0])
-        for row in context.rows
-        if row.is_routed
-        for layer in row.layers
-    }
-    steps = max((row.steps for row in context.rows if row.is_routed), default=1)
-    count = 0
-    for layer, prefix in rows:
-        stage = context.find_stage(layer if prefix == "blocks." else None)
-        count += steps * sum(n for (_, own), n in forwards.items() if own == stage)
-    return count
-
-
-def _iter_wait_differences(waits: list[HostWait], context: RankContext) -> Iterator[str]:
-    wanted = count_expected_waits(context)
-    by_design: list[HostWait] = []
-    for one in waits:
-        if not is_inside_block(one.module):
-            continue
-        # Of experts, and in their layer: everything else is a wait that nothing needs.
-        if one.module.endswith("feed_forward") and one.cause in ("tolist", "item"):
-            by_design.append(one)
-        else:
-            yield _describe_wait(one, "expected 0")
-    found = sum(one.count for one in by_design)
-    if found != wanted:
-        for one in by_design:
-            yield _describe_wait(one, f"where all of the experts' reads together are {wanted}")
-        if not by_design:
-            yield f"missing reads of the rows of experts: 0, expected {wanted}"
-
-
-def _describe_wait(one: HostWait, expected: str) -> str:
-    return (
-        f"wait of the host in a block: {one.cause} in {one.module} at {one.line}, {one.count} "
-        f"times in the micro-batches that ran, {expected}; the device runs empty while the host "
-        "waits, so keep the value on the device"
-    )
 
 
 def _iter_table_differences(

@@ -110,12 +110,38 @@ def compare_collectives(
     )
 
 
-def _iter_differences(log: CollectiveLog, expected: Expectation) -> Iterator[str]:
+def iter_unexpected_messages(log: CollectiveLog, context: RankContext) -> Iterator[str]:
+    """Find what a step sent that it should not have, also where it ended before it sent all.
+
+    Args:
+        log: The messages of the part of a step that ran.
+        context: The rank and its config.
+
+    Yields:
+        A sentence for each kind of message that is additional, or more often than in a whole step.
+    """
+    expected = build_expectation(context)
     if expected.is_open:
         return
+    for (part, message), found in _merge_parts(log).items():
+        operation, ranks, dtype, *_ = message
+        is_open = part in expected.open_parts or (operation, ranks) in expected.open_operations
+        wanted = expected.messages[part, message]
+        if found > wanted and not is_open and (part, operation, ranks, dtype) not in expected.sums:
+            yield _describe_difference(log, part, message, found, wanted)
+
+
+def _merge_parts(log: CollectiveLog) -> Counter[tuple[str, Message]]:
     recorded: Counter[tuple[str, Message]] = Counter()
     for (part, message), count in log.messages.items():
         recorded[_merge_part(part), message] += count
+    return recorded
+
+
+def _iter_differences(log: CollectiveLog, expected: Expectation) -> Iterator[str]:
+    if expected.is_open:
+        return
+    recorded = _merge_parts(log)
     yield from _iter_sum_differences(log, recorded, expected)
     groups: dict[tuple[str, str, tuple[int, ...], str], set[Message]] = defaultdict(set)
     for part, message in (*expected.messages, *recorded):

@@ -18,10 +18,8 @@ from llmsys.config.loading.load import read_config
 from llmsys.config.loading.trusted_run import require_trusted_run
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.estimate_comparison import compare_with_estimate
-from llmsys.dryrun.rank_run import resolve_request
-from llmsys.errors import ConfigError, LaunchError
-
-REJECTED = 2
+from llmsys.dryrun.rank_run import FAILED, REFUTED, resolve_request
+from llmsys.errors import ConfigError, LaunchError, RefutedStepError
 
 
 def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
@@ -36,6 +34,7 @@ def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
 
     Raises:
         ConfigError: the config cannot be run on a pretended device.
+        RefutedStepError: a step ended with an exception.
         LaunchError: the process failed; the message ends with its output.
     """
     # in this process first: a mistake is answered without starting another
@@ -56,7 +55,9 @@ def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
             text=True,
             check=False,
         )
-        if finished.returncode == REJECTED:
+        if finished.returncode == REFUTED:
+            raise RefutedStepError(finished.stderr.strip())
+        if finished.returncode == FAILED:
             raise ConfigError(finished.stderr.strip())
         if finished.returncode:
             raise LaunchError(

@@ -2,7 +2,8 @@
 that they belong to.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -33,6 +34,18 @@ class Pass:
     stage: int
     is_backward: bool
     is_last: bool = False
+
+
+def count_forwards(passes: Sequence[Pass]) -> Counter[tuple[str, int]]:
+    """Count forward passes by part of the step and stage.
+
+    Args:
+        passes: Passes of a rank.
+
+    Returns:
+        Counts; stages are counted among those of the rank.
+    """
+    return Counter((one.part, one.stage) for one in passes if not one.is_backward)
 
 
 def list_passes(

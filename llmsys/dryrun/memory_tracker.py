@@ -12,7 +12,7 @@ Invariants:
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import torch
@@ -118,6 +118,18 @@ class MemoryTracker:
             old = self._allocations[live.kind]
             if old.category == old_category and live.events and live.events[0] >= first_event:
                 self._change_kind(live, category, "")
+
+    def list_live(self, categories: Collection[str]) -> list[Allocation]:
+        """List the kinds of storages that are in use now.
+
+        Args:
+            categories: Of these categories alone.
+
+        Returns:
+            One entry for each storage.
+        """
+        kinds = (self._allocations[one.kind] for one in self._live.values() if one.bytes)
+        return [kind for kind in kinds if kind.category in categories]
 
     def find_peak(self, first: int = 0, last: int | None = None) -> tuple[int, int]:
         """Return the largest total in bytes after an event in [first, last), and the number of

@@ -13,25 +13,27 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.guard_library import load_guard_library
-from llmsys.errors import ConfigError, LlmsysError
+from llmsys.errors import ConfigError, LlmsysError, RefutedStepError
 
 if TYPE_CHECKING:
     from llmsys.config.run import RunConfig
     from llmsys.estimate.device_profile import DeviceProfile
 
 FAILED = 2
+REFUTED = 3
+"""Not 1, which is the status of a traceback."""
 
 
 def main() -> int:
     """Run the request of standard input and write its result. 2 after an error that the user can
-    fix.
+    fix, 3 after a step that ended with an exception.
     """
     request = DryRunRequest.from_dict(json.load(sys.stdin))
     try:
         result = run_rank(request)
     except LlmsysError as error:
         print(str(error), file=sys.stderr)
-        return FAILED
+        return REFUTED if isinstance(error, RefutedStepError) else FAILED
     Path(sys.argv[1]).write_text(json.dumps(result))
     return 0
 
@@ -55,11 +57,39 @@ def run_rank(request: DryRunRequest) -> dict[str, Any]:
 
     guard.llmsys_install_guard()
     torch.set_num_threads(1)
+    return run_session(request, profile, config)
+
+
+def run_session(
+    request: DryRunRequest, profile: "DeviceProfile", config: "RunConfig"
+) -> dict[str, Any]:
+    """Run one rank in this process, whose device is pretended already.
+
+    Args:
+        request: Config, cluster, rank and device.
+        profile: Of the device.
+        config: Of the run.
+
+    Returns:
+        As `run_rank`.
+
+    Raises:
+        RefutedStepError: A step ended with an exception.
+    """
+    from llmsys.dryrun.failed_step import describe_failure
     from llmsys.dryrun.rank_result import build_rank_result
     from llmsys.dryrun.rank_session import RankSession
 
     session = RankSession(request, config, profile)
-    return build_rank_result(session, session.run())
+    try:
+        outcome = session.run()
+    except LlmsysError:
+        raise
+    except Exception as error:
+        if not session.first_sizes:
+            raise  # without an engine there is no step
+        raise RefutedStepError(describe_failure(session, error)) from error
+    return build_rank_result(session, outcome)
 
 
 def resolve_request(request: DryRunRequest) -> "tuple[DeviceProfile, RunConfig]":
@@ -105,6 +135,7 @@ def require_supported_engine(config: "RunConfig") -> None:
     Raises:
         ConfigError: With the reason.
     """
+    from llmsys.config.base_optimizer import AdamWConfig
     from llmsys.config.engine import (
         AccelerateEngineConfig,
         DeepSpeedEngineConfig,
@@ -134,6 +165,13 @@ def require_supported_engine(config: "RunConfig") -> None:
                 )
         case unreachable:
             assert_never(unreachable)
+    optimizer = config.optimizer
+    if isinstance(optimizer, AdamWConfig) and optimizer.moments != "fp32":
+        raise ConfigError(
+            f"optimizer.moments={optimizer.moments} rounds at random, with a generator of the "
+            "device, which a pretended one does not have. Use optimizer.moments=fp32 for the dry "
+            "run, or llmsys estimate for the memory of the moments."
+        )
 
 
 if __name__ == "__main__":

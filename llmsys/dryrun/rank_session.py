@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -24,12 +24,16 @@ from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.dryrun.categories import (
+    BACKWARD,
     BATCH,
     BUFFERS,
     EVALUATION,
+    FORWARD,
     GRADIENTS,
+    LOSS,
     MOMENTS,
     PARAMETERS,
+    SAVED,
     SAVING,
     UPDATE,
 )
@@ -76,8 +80,11 @@ from llmsys.train.precision import find_bf16_support, select_precision
 from llmsys.train.step_metrics import read_resident_memory
 
 PASS = re.compile(r"(forward|backward) of micro-batch (\d+) in stage (\d+)")
+NUMBERS = re.compile(r"(?<=[\[ ])\d+")
 # The first step makes the optimizer's state and FSDP's buffers; the second is a steady one.
 NUM_STEPS = 2
+# Of storages that no parameter, moment or gradient has.
+KEPT = (BUFFERS, FORWARD, SAVED, LOSS, BACKWARD)
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,10 @@ class RankSession:
         self.probe = find_position_probe(self.config, self.layout)
         self.seconds: dict[str, float] = {}
         self.step = 0
+        self.is_compared = False
+        """Set when all of a step has been recorded that is compared with the config."""
+        self.first_sizes: dict[str, int] = {}
+        """Elements of each parameter that this rank holds before the first step."""
         self.signatures = CompiledSignatures()
         self.watch = OperationWatch(self.recorder)
 
@@ -184,9 +195,10 @@ class RankSession:
             self._run_steps(engine)
             self._run_evaluation(engine)
             host_bytes = self._copy_state(engine)
+            self.is_compared = True
             self._find_tables(engine)
         counts = compute_parameter_counts(engine.module, self.layout, self.request.rank)
-        sizes = {name: get_local(one).numel() for name, one in engine.module.named_parameters()}
+        sizes = measure_shards(engine.module)
         torch.distributed.destroy_process_group()
         return SessionOutcome(counts, host_bytes, read_resident_memory("VmHWM"), sizes)
 
@@ -252,6 +264,7 @@ class RankSession:
         track_modules(engine.module, self.recorder.modules, self.recorder.count_block)
         if (pipeline := getattr(engine, "pipeline", None)) is not None:
             pipeline.report_passes(self._begin_pass)
+        self.first_sizes = measure_shards(engine.module)
         self._record_seconds("build", began)
         return engine
 
@@ -268,9 +281,9 @@ class RankSession:
         for step in range(1, NUM_STEPS + 1):
             gc.collect()
             began = time.process_time()
-            if step == NUM_STEPS:
-                self.recorder.start_recording()
-                self.signatures.is_recording = True
+            # The first step too: what a step that fails has sent until then is named.
+            self.recorder.start_recording()
+            self.signatures.is_recording = step == NUM_STEPS
             self._run_step(engine, step)
             self._record_seconds(f"step {step}", began)
         self.recorder.stop_recording()
@@ -354,6 +367,21 @@ class RankSession:
         self._record_seconds("save", began)
         return sum(get_local(one).numel() * one.element_size() for one in copies.values())
 
+    def _list_kept_tables(self) -> list[tuple[str, str]]:
+        """List owner and tensor of the tables of positions by positions that outlive a step:
+        buffers, and what a forward pass keeps for the next. A probe does not make them again.
+        """
+        gc.collect()
+        model = self.config.model
+        # Rotations have a row of a head's channels for each position.
+        lengths = {self.config.batch.sequence_length, model.max_position_embeddings}
+        lengths.discard(model.head_dim)
+        return [
+            (one.owner, one.tensor)
+            for one in self.recorder.memory.list_live(KEPT)
+            if sum(int(size) in lengths for size in NUMBERS.findall(one.tensor)) >= 2
+        ]
+
     def _find_tables(self, engine: Engine) -> None:
         """Take a step of one micro-batch whose length marks the dimensions of positions. Nothing of
         it but tables is recorded.
@@ -361,7 +389,7 @@ class RankSession:
         if self.probe is None:
             return
         began = time.process_time()
-        gc.collect()
+        kept = self._list_kept_tables()
         batch = self.config.batch.model_copy(update={"sequence_length": self.probe.length})
         config = self.config.model_copy(update={"batch": batch})
         sequences = compute_micro_batch(self.config, self.layout)[0]
@@ -373,10 +401,24 @@ class RankSession:
             extras=(0.0,),
         )
         update_expert_balance(engine.module, True)
+        for key in kept:
+            self.recorder.squares.setdefault(key, 1)
         self._record_seconds("tables", began)
 
     def _record_seconds(self, name: str, began: float) -> None:
         self.seconds[name] = time.process_time() - began
+
+
+def measure_shards(module: nn.Module) -> dict[str, int]:
+    """Count the elements of each parameter that this rank holds.
+
+    Args:
+        module: The model of an engine, with no parameter gathered.
+
+    Returns:
+        Counts by name.
+    """
+    return {name: get_local(one).numel() for name, one in module.named_parameters()}
 
 
 def get_local(tensor: Tensor) -> Tensor:

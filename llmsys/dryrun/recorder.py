@@ -94,7 +94,15 @@ class DryRunRecorder:
             self.block_operations["backward"] += 1
 
     def start_recording(self) -> None:
-        """Record collectives, waits and operations from here on."""
+        """Record collectives, waits and operations from here on, and forget those of the step
+        before.
+        """
+        for one in (self.collectives.messages, self.collectives.events, self.waits.counts):
+            one.clear()
+        for counts in (self.operations, self.flops, self.attention_flops, self.products):
+            counts.clear()
+        self.block_runs.clear()
+        self.block_operations.clear()
         self.collectives.is_recording = self.waits.is_recording = True
 
     def stop_recording(self) -> None:

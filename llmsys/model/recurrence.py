@@ -57,7 +57,9 @@ class FixedRecurrence(Float32BufferModule):
         """Add the coordinates of position and step, which is counted from 1 (Dehghani 2018,
         equations 6 and 7).
         """
-        coordinates_D = self.sinusoids(torch.tensor(step + 1, device=x_BTD.device)).to(x_BTD.dtype)
+        # Filled on the device: a number of the host's would have to be copied, and waited for.
+        number = torch.full((), step + 1, device=x_BTD.device)
+        coordinates_D = self.sinusoids(number).to(x_BTD.dtype)
         return x_BTD + (coordinates_D if positions_BTD is None else positions_BTD + coordinates_D)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.estimate_comparison import compare_with_estimate
 from llmsys.dryrun.rank_run import resolve_request
+from llmsys.errors import RefutedStepError
 
 LAYERS, WIDTH, INNER, VOCABULARY, LENGTH, RANKS = 2, 64, 96, 4096, 32, 8
 CONFIG = f"""
@@ -91,17 +92,18 @@ import torch
 
 guard.llmsys_install_guard()
 torch.set_num_threads(1)
-from llmsys.dryrun.rank_result import build_rank_result
-from llmsys.dryrun.rank_run import resolve_request
-from llmsys.dryrun.rank_session import RankSession
+from llmsys.dryrun.rank_run import resolve_request, run_session
+from llmsys.errors import RefutedStepError
 
 def run(asked):
     exec(asked["plant"], {"torch": torch})
     request = DryRunRequest.from_dict(asked["request"])
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(request.node_devices)}
-    profile, config = resolve_request(request)
-    session = RankSession(request, config, profile)
-    return json.dumps(build_rank_result(session, session.run()))
+    try:
+        result = run_session(request, *resolve_request(request))
+    except RefutedStepError as error:
+        result = {"failure": str(error)}
+    return json.dumps(result)
 
 for line in sys.stdin:
     asked = json.loads(line)
@@ -154,4 +156,6 @@ def run_forked(request: DryRunRequest, plant: str = "") -> dict[str, Any]:
         status = server.stdout.readline().strip()
         assert status == "0", path.read_text() if path.exists() else f"ended with status {status}"
         result: dict[str, Any] = json.loads(path.read_text())
+    if "failure" in result:
+        raise RefutedStepError(result["failure"])
     return result

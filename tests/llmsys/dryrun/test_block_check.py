@@ -2,12 +2,14 @@
 and end a dry run with status 1.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmsys.dryrun import dry_run
+from llmsys.errors import RefutedStepError
 from llmsys.launch.main import main
 from tests.helpers.dry_runs import (
     EXPERTS,
@@ -21,6 +23,53 @@ from tests.helpers.dry_runs import (
 )
 
 VOCABULARY = 128
+LOSS_ITEM = """
+from llmsys.engine import micro_batch_loss
+select = micro_batch_loss.select_valid_positions
+def wait(x, *arguments):
+    x.sum().item()
+    return select(x, *arguments)
+micro_batch_loss.select_valid_positions = wait
+"""
+BACKWARD_ITEM = """
+from llmsys.model.transformer_block import TransformerBlock
+forward = TransformerBlock.forward
+def wait_in_backward(self, x, *arguments, **options):
+    if x.requires_grad:
+        x.register_hook(lambda gradient: (gradient.sum().item(), None)[1])
+    return forward(self, x, *arguments, **options)
+TransformerBlock.forward = wait_in_backward
+"""
+EXPERTS_ASTRAY = """
+from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
+build = AllToAllTokenDispatcher.__init__
+def build_over_world(self, group, config):
+    build(self, torch.distributed.group.WORLD, config)
+AllToAllTokenDispatcher.__init__ = build_over_world
+"""
+WHOLE_EXPERTS = """
+from llmsys.parallel import parallelize
+shard = parallelize.fully_shard
+def leave_whole(module, **options):
+    if hasattr(module, "multiply_groups"):
+        options["ignored_params"] = {module.down_proj}
+    return shard(module, **options)
+parallelize.fully_shard = leave_whole
+"""
+SKIPPED_STAGE = """
+from llmsys.model.layer_stack import LayerStack
+select = LayerStack.select_blocks
+def skip_stage(self, layers):
+    return select(self, layers) if layers is None or 0 in layers else []
+LayerStack.select_blocks = skip_stage
+"""
+LOST_MICRO_BATCH = """
+from llmsys.engine.torch_engine import TorchEngine
+add = TorchEngine._add_gradients
+def lose_last(self, batches, *arguments):
+    return add(self, batches[:-1], *arguments)
+TorchEngine._add_gradients = lose_last
+"""
 ITEM = """
 from llmsys.model.multi_head_attention import MultiHeadAttention
 forward = MultiHeadAttention.forward
@@ -86,6 +135,55 @@ def test_a_planted_item_is_named_with_its_module(overrides: tuple[str, ...], ran
     assert found.startswith("wait of the host in a block: item in blocks.*.attention at ")
     assert "4 times in the micro-batches that ran, expected 0; the device runs empty" in found
     assert "so keep the value on the device" in found
+
+
+@pytest.mark.parametrize(
+    ("plant", "count"), [(LOSS_ITEM, 2), (BACKWARD_ITEM, 4)], ids=["in the loss", "in a backward"]
+)
+def test_a_planted_item_outside_of_the_forward_of_blocks_is_named(plant: str, count: int) -> None:
+    [found] = list_differences(run_planted(plant, rank=3))
+    assert found.startswith("wait of the host outside of blocks: item at ")
+    assert f", {count} times in the micro-batches that ran, expected 0" in found
+
+
+@pytest.mark.parametrize(
+    ("plant", "overrides", "named"),
+    [
+        (
+            EXPERTS_ASTRAY,
+            (*EXPERTS, "layout.expert=4"),
+            (
+                r"RuntimeError: .* in step 1, first micro-batch: forward\.",
+                r"additional: all_to_all over world \(8 ranks: 0, 1, 2, 3, …\), bfloat16, .* "
+                "expected 0",
+            ),
+        ),
+        (
+            WHOLE_EXPERTS,
+            (*EXPERTS, "layout.expert=2"),
+            (r"wrong shard: blocks\.1\.feed_forward\.experts\.down_proj holds 8,192 elements",),
+        ),
+        (
+            SKIPPED_STAGE,
+            ("layout.pipeline=2", "layout.tensor=2", "batch.sequences=8"),
+            (r"skipped block: blocks\.1 runs 0 times in the forward passes",),
+        ),
+        (
+            LOST_MICRO_BATCH,
+            ("batch.sequences=16",),
+            (r"skipped block: blocks\.0 runs 0 times in the forward passes of the rest",),
+        ),
+    ],
+    ids=["wrong group", "unsharded", "skipped stage", "lost micro-batch"],
+)
+def test_a_step_that_breaks_is_refuted_by_what_it_did_until_then(
+    plant: str, overrides: tuple[str, ...], named: tuple[str, ...]
+) -> None:
+    with pytest.raises(RefutedStepError) as refuted:
+        run_planted(plant, *overrides, rank=5)
+    assert refuted.value.exit_status == 1
+    assert [one for one in named if not re.search(one, str(refuted.value))] == []
+    assert "rank 5 of 8 cannot run a step: " in str(refuted.value)
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ def test_skewed_experts_receive_as_many_rows_as_asked() -> None:
             "DeepSpeed flattens parameters into buffers that it addresses by data pointer",
         ),
         (("engine.kind=accelerate",), "accelerate joins its own process group"),
+        (("optimizer.moments=bf16",), "rounds at random, with a generator of the device"),
     ],
 )
 def test_engines_that_cannot_be_pretended_are_refused_with_the_reason(

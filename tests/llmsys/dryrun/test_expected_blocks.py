@@ -11,8 +11,9 @@ from llmsys.config.loading.load import read_config
 from llmsys.dryrun.block_check import check_blocks, count_expected_products, count_expected_runs
 from llmsys.dryrun.expected_messages import RankContext
 from llmsys.dryrun.expected_passes import ONCE, REPEATED, list_passes
-from llmsys.dryrun.host_waits import HostWaitLog
+from llmsys.dryrun.host_waits import HostWait, HostWaitLog
 from llmsys.dryrun.recorder import DryRunRecorder
+from llmsys.dryrun.wait_check import iter_wait_differences
 from llmsys.estimate.rank_parameters import PipelineStage
 from tests.helpers.dry_runs import EXPERTS, INNER, LENGTH, RANKS, WIDTH, write_tiny_config
 
@@ -106,11 +107,46 @@ def test_a_wait_in_a_block_is_a_difference(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["", "norm", "head"])
-def test_a_wait_outside_of_blocks_is_none(module: str) -> None:
+def test_a_wait_outside_of_blocks_is_a_difference(module: str) -> None:
     context = build_context()
     recorder = build_recorder(context)
-    recorder.waits = build_waits(module, "tolist", 1)
-    assert check_blocks(recorder, context, NO_TABLE).differences == ()
+    recorder.waits = build_waits(module, "item", 2)
+    [found] = check_blocks(recorder, context, NO_TABLE).differences
+    where = f" in {module}" if module else ""
+    assert found.startswith(f"wait of the host outside of blocks: item{where} at ")
+    assert "2 times in the micro-batches that ran, expected 0" in found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cause", "file", "count", "is_named"),
+    [
+        ((), "tolist", "llmsys/engine/engine.py", 1, False),
+        ((), "tolist", "llmsys/engine/engine.py", 2, True),
+        ((), "item", "llmsys/engine/engine.py", 1, True),
+        ((), "copy to the host", "llmsys/engine/logit_clip.py", 1, True),
+        (
+            ("optimizer.max_attention_logit=9", "train.compile=none"),
+            "copy to the host",
+            "llmsys/engine/logit_clip.py",
+            1,
+            False,
+        ),
+        ((), "copy to the host", "torch/distributed/fsdp/_fully_shard/_fsdp_param.py", 9, True),
+        (
+            ("engine.cpu_offload=state",),
+            "copy to the host",
+            "torch/distributed/fsdp/_fully_shard/_fsdp_param.py",
+            9,
+            False,
+        ),
+    ],
+)
+def test_a_step_reads_its_numbers_once(
+    overrides: tuple[str, ...], cause: str, file: str, count: int, is_named: bool
+) -> None:
+    waits = [HostWait(cause, f"{file}:7", count, "")]
+    found = list(iter_wait_differences(waits, build_context(*overrides)))
+    assert bool(found) is is_named
 
 
 @pytest.mark.parametrize(("count", "named"), [(4, ""), (8, "together are 4"), (0, "0, expected 4")])

@@ -39,6 +39,36 @@ def test_a_planted_table_is_found(table: str, overrides: tuple[str, ...], tensor
     assert [one["owner"] for one in squares if one["tensor"] == tensor] == ["blocks.*"]
 
 
+KEPT = """
+from llmsys.model.multi_head_attention import MultiHeadAttention
+forward = MultiHeadAttention.forward
+def keep_mask(self, x, *arguments, **options):
+    length = x.shape[1]
+    if len(getattr(self, "causal", ())) < length:
+        self.causal = x.new_ones(length, length, dtype=torch.bool)
+    return forward(self, x, *arguments, **options)
+MultiHeadAttention.forward = keep_mask
+"""
+BUFFER = """
+from llmsys.model.multi_head_attention import MultiHeadAttention
+build = MultiHeadAttention.__init__
+def build_with_mask(self, *arguments, **options):
+    build(self, *arguments, **options)
+    mask = torch.ones({length}, {length}, dtype=torch.bool).tril()
+    self.register_buffer("causal", mask, persistent=False)
+MultiHeadAttention.__init__ = build_with_mask
+"""
+
+
+@pytest.mark.parametrize("plant", [KEPT, BUFFER.format(length=LENGTH)], ids=["kept", "buffer"])
+def test_a_table_that_outlives_a_step_is_found(plant: str) -> None:
+    result = run_planted(plant)
+    assert [one["tensor"] for one in result["squares"]] == [f"bool [{LENGTH}, {LENGTH}]"]
+    [found] = result["block_check"]["differences"]
+    assert found.startswith("table of positions by positions: ")
+    assert not result["is_proven"]
+
+
 def test_a_product_as_wide_as_long_on_a_tensor_rank_is_no_table() -> None:
     """A rank has half of 64 channels, and 32 positions: as many."""
     overrides = ("layout.tensor=2", f"model.intermediate_size={2 * LENGTH}")

@@ -182,7 +182,7 @@ def find_watched_difference(
     """Return the difference of a case by its steps, see `compare_watched_case`."""
     entries = load_entries(folder, watched)
     difference = find_case_difference(assignment, watched, entries)
-    if difference is None and not have_same_bits(load_entries(folder, phases), entries):
+    if difference is None and not are_bits_equal(load_entries(folder, phases), entries):
         difference = torch.load(folder / "difference.pt", weights_only=False)
     return difference
 
@@ -206,7 +206,7 @@ def _save_difference(folder: Path, find: Callable[[], Difference | None]) -> Non
     os._exit(0)
 
 
-def have_same_bits(entries: Sequence[Entry], watched: Sequence[Entry]) -> bool:
+def are_bits_equal(entries: Sequence[Entry], watched: Sequence[Entry]) -> bool:
     """Return whether two runs took the same actions with equal bits.
 
     Args:

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from llmsys.data_pipeline.inspection.loss_groups import (
-    NO_VALUE,
     LossGroup,
     export_losses,
     format_loss_groups,
     group_losses,
 )
+from llmsys.data_pipeline.rules.derived_columns import NO_VALUE
 from llmsys.dataset.document_losses import DocumentLosses, load_document_losses
 from llmsys.dataset.token_shards import TokenShards, open_tokens
 from llmsys.errors import ConfigError, DataError

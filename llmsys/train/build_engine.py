@@ -20,8 +20,7 @@ from llmsys.estimate.pipeline_stages import PipelineCut, cut_layers
 from llmsys.model.output_head import get_next_sentence_head
 from llmsys.model.python_block_check import get_python_block
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
-from llmsys.parallel.block_compilation import compile_blocks
+from llmsys.parallel.block_wrapping import wrap_blocks
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.fp8 import convert_experts_to_fp8, convert_to_fp8
 from llmsys.parallel.fsdp import DataParallel
@@ -130,22 +129,18 @@ def _build_base_engine(
     model = build_model(config)
     if isinstance(config.objective, NextSentenceConfig):
         get_next_sentence_head(model).is_trained = True
-    # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped
-    # blocks.
+    # Before checkpointing and compilation, which wrap the converted modules.
     if config.train.matmul_dtype != "compute":
         convert_to_fp8(model, config.train.matmul_dtype, tensor_ranks=meshes.layout.tensor)
     if config.train.expert_matmul_dtype != "compute":
         convert_experts_to_fp8(model, config.train.expert_matmul_dtype)
-    compiled = config.train.compile == "block"
-    separates_experts = meshes.has_separate_experts
-    apply_activation_checkpoint(
+    wrap_blocks(
         model,
         config.train.activation_checkpoint,
-        compiled=compiled,
-        separates_experts=separates_experts,
+        compiles=config.train.compile == "block",
+        tensor_ranks=meshes.layout.tensor,
+        separates_experts=meshes.has_separate_experts,
     )
-    if compiled:
-        compile_blocks(model, separates_experts=separates_experts)
     # Engines are imported where they are built: deepspeed and accelerate are optional and slow to
     # import.
     match config.engine:

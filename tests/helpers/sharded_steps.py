@@ -19,9 +19,8 @@ from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import (
     ActivationCheckpointMode,
-    apply_activation_checkpoint,
 )
-from llmsys.parallel.block_compilation import compile_blocks
+from llmsys.parallel.block_wrapping import wrap_blocks
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.dtensor_slices import get_local_slice
 from llmsys.parallel.fp8 import convert_experts_to_fp8, convert_to_fp8
@@ -177,12 +176,14 @@ def build_sharded_engine(
         layout.resolve(torch.distributed.get_world_size(), whole.config), device
     )
     convert_named_model(name, model, layout.tensor)
-    separates_experts = meshes.has_separate_experts
-    apply_activation_checkpoint(
-        model, recompute, compiled=bool(compiled), separates_experts=separates_experts
+    wrap_blocks(
+        model,
+        recompute,
+        compiles=bool(compiled),
+        tensor_ranks=meshes.layout.tensor,
+        separates_experts=meshes.has_separate_experts,
+        backend=compiled,
     )
-    if compiled:
-        compile_blocks(model, separates_experts=separates_experts, backend=compiled)
     engine = TorchEngine(
         model,
         meshes=meshes,

@@ -37,6 +37,8 @@ CASES: list[tuple[str, ParallelLayout, str, int]] = [
     ("llama", ParallelLayout(context=2), "selective", 1),
     ("llama", ParallelLayout(context=2, context_kind="ring"), "selective", 1),
     (EXPERTS, ParallelLayout(expert=2), "full", 5),
+    ("llama", ParallelLayout(tensor=2), "full", 1),
+    (EXPERTS, ParallelLayout(tensor=2), "full", 5),
     (MANY, ParallelLayout(tensor=2, expert=2), "selective", 6),
     ("fp8, experts", ParallelLayout(tensor=2, expert=2), "selective", 5),
 ]

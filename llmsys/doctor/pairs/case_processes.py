@@ -242,7 +242,7 @@ class CaseRunner:
         each = case.replace_label("inspection", "each step")
         watched = self._list_twin_phases(each, folder, "watched", len(phases))
         arguments = (each.labels, phases, watched)
-        return self._run_and_compare(case, folder, watched, compare_watched_case, arguments)
+        return self._run_and_compare(each, folder, watched, compare_watched_case, arguments)
 
     def _list_twin_phases(self, twin: PairCase, folder: Path, name: str, first: int) -> list[Phase]:
         """Return the phases of a run beside that of a case, in a folder of its own."""

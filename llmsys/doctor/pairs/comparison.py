@@ -90,10 +90,6 @@ WIDEST_WITH_CHOICES = 0.9
 # tensors in each of eleven steps some are beyond all 64 samples.
 MARGIN_WITH_CHOICES = 1.5
 
-# The gated delta rule divides queries and keys by their lengths, and rounding with them, down to a
-# thousandth. How short the shortest is changes with every error, so samples differ by more.
-MARGIN_WITH_LENGTHS = 2.0
-
 # What rounding may change: names of numbers and tensors → absolute error.
 Rounding = Mapping[str, float]
 LOSS, NORM = "the loss", "the gradient norm"
@@ -156,11 +152,8 @@ def select_bands(config: RunConfig, *, is_corrected: bool = True) -> Bands:
         is_corrected: the plain process takes over the state after each step.
     """
     bands = _select_corrected_bands(config)
-    margin = 1.0
     if bands in (BF16, FP16) and has_choices(config.model):
-        margin = MARGIN_WITH_CHOICES
-    if config.model.has_linear_layers:
-        margin = MARGIN_WITH_LENGTHS
+        bands = replace(bands, margin=MARGIN_WITH_CHOICES)
     if not is_corrected:
         # In 16 bits each step begins with the state of the run.
         bands = UNCORRECTED.get(bands, bands)
@@ -170,7 +163,7 @@ def select_bands(config: RunConfig, *, is_corrected: bool = True) -> Bands:
         bands = replace(bands, weights=max(bands.weights, SOAP_WEIGHTS))
         if not is_corrected and config.train.precision == "fp32":
             bands = SOAP_UNCORRECTED
-    return replace(bands, margin=margin)
+    return bands
 
 
 def _select_corrected_bands(config: RunConfig) -> Bands:

@@ -175,7 +175,8 @@ def test_what_rounding_grows_into_at_the_end_is_compared_by_steps(
         self: CaseRunner, case: PairCase, folder: Path, phases: Any, compare: Any, arguments: Any
     ) -> CaseResult:
         runs = [phase.config.run.folder for phase in phases]
-        asked.append((compare.__name__, runs, arguments[0]["inspection"]))
+        assert case.labels == arguments[0]
+        asked.append((compare.__name__, runs, case.labels["inspection"]))
         return CaseResult(case, apart if len(asked) == 1 else None)
 
     monkeypatch.setattr(CaseRunner, "_run_and_compare", run_and_compare)

@@ -167,5 +167,5 @@ def summarize_sampling(
             )
             for label in order
         ]
-        columns.append(SampledColumn(column=rule.column, kind=rule.kind, groups=tuple(groups)))
+        columns.append(SampledColumn(column=rule.column, rule=rule.kind, groups=tuple(groups)))
     return tuple(columns)

@@ -101,7 +101,7 @@ class SampledColumn(ManifestSection):
     """The groups of training documents by one rule of `data.sampling`."""
 
     column: str
-    kind: str
+    rule: str
     groups: tuple[SampledGroup, ...]
 
 

@@ -84,6 +84,7 @@ MINE = (
 )
 TINY = {
     "my.yaml": f"{MINE} train.tokens=256",
+    "sampled.yaml": MINE,
     "cooled.yaml": f"{MINE} train.tokens=384 train.branch_from=runs/mine@4",
     "chats.yaml": "model.vocab_size=400 model.hidden_size=16 model.intermediate_size=24 "
     "model.num_hidden_layers=1 model.num_attention_heads=2 model.num_key_value_heads=1 "

@@ -446,7 +446,7 @@ COMMANDS = [
     ("inspect dataset --samples 0", "--samples: 0 is too small: the minimum is 1", ""),
     ("inspect dataset --limit all", "'all' is not a whole number. Use digits, such as 8", ""),
     ("inspect dataset --document -1",
-        "unrecognized arguments: --document -1. Known: --by, --by-loss, --dropped", ""),
+        "unrecognized arguments: --document -1. Known: --by, --by-loss, --compare, --dropped", ""),
     ("prepare train/demo data.inputs=[s3://]", "s3:// names no bucket. Write "
     "s3://BUCKET/FOLDER/FILE", ""),
     ("prepare train/demo data.inputs=[s3:///a.warc.gz]", "s3:///a.warc.gz names no bucket. Write "

@@ -155,8 +155,7 @@ def _require_export(run: RunConfig, layer: ConfigLayer, path: Path) -> None:
     promise = build_export_promise(run)
     if promise.model_type is None:
         message = (
-            f"true, and the model {promise.line}. Change these fields, or set "
-            "train.must_export=false."
+            f"true, and the model {promise.line}. Set these fields so, or train.must_export=false."
         )
         raise build_violation_error(
             Violation("train.must_export", message), layer, format_path(path)

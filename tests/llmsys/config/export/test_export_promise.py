@@ -39,8 +39,8 @@ def test_must_export_names_the_keys_and_what_would_do(capsys: pytest.CaptureFixt
     assert main(["show", "train/gpt1-tiny", "train.must_export=true"]) == 2
     assert (
         "command line: train.must_export: true, and the model does not export to Hugging Face; "
-        "for gpt2, the nearest type: model.residual.kind=post (pre would do). Change these "
-        "fields, or set train.must_export=false."
+        "for gpt2, the nearest type: model.residual.kind=post (pre would do). Set these "
+        "fields so, or train.must_export=false."
     ) in capsys.readouterr().err
 
 

@@ -27,7 +27,7 @@ from llmsys.errors import CheckpointError
 from llmsys.events import read_latest_events
 from llmsys.generate.text_generation import generate_texts
 from llmsys.model.kv_cache import KeyValueCache
-from llmsys.parallel.block_compilation import compile_blocks
+from llmsys.parallel.block_wrapping import wrap_blocks
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.fp8 import convert_experts_to_fp8, convert_to_fp8
 from llmsys.parallel.process_group import all_gather_object, get_rank, get_world_size
@@ -164,7 +164,7 @@ def run_bitwise_cases(
                 partial(convert_experts_to_fp8, emulate=True),
             ),
             patch.object(
-                build_engine_module, "compile_blocks", partial(compile_blocks, backend="aot_eager")
+                build_engine_module, "wrap_blocks", partial(wrap_blocks, backend="aot_eager")
             ),
         ):
             engine = build_engine(

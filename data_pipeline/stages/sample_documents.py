@@ -276,21 +276,24 @@ def write_cutoffs(
 
 
 class _Cutoffs:
-    """The last rank that stays of each value above its cap."""
+    """The last rank that stays of each value above its cap. Their files are mapped, not read: there
+    may be as many values as documents.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        batches = [batch for path in paths for batch in read_batches(path)]
-        self._keys, self._ranks = (
-            np.concatenate([np.zeros(0, np.uint64), *(b.column(n).to_numpy() for b in batches)])
-            for n in CUTOFF_SCHEMA.names
-        )
+        self._ranges = [
+            (batch.column("key").to_numpy(), batch.column("rank").to_numpy())
+            for path in paths
+            for batch in read_batches(path)
+            if batch.num_rows
+        ]
 
     def mask_above(self, keys: NDArray[np.uint64], ranks: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return a mask of the documents that come after the last one of their value."""
         above = np.zeros(len(keys), np.bool_)
-        if len(self._keys):
-            places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-            above = (self._keys[places] == keys) & (ranks > self._ranks[places])
+        for own, last in self._ranges:
+            places = np.minimum(np.searchsorted(own, keys), len(own) - 1)
+            above |= (own[places] == keys) & (ranks > last[places])
         return above
 
 

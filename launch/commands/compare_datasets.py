@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmsys.errors import ConfigError
+from llmsys.launch.commands.prepare import report_quarantine
 from llmsys.log import get_logger
 
 # Documents that are named for each test.
@@ -25,6 +26,7 @@ def run_compare_configs(config: "RunConfig", arguments: argparse.Namespace) -> i
     other one differs from the first.
     """
     from llmsys.config.loading.load import load_run_config
+    from llmsys.data_pipeline.graph.quarantine import read_quarantine
     from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
     from llmsys.data_pipeline.pipelines.shared_work import list_shared_stages, take_over_tasks
 
@@ -40,7 +42,8 @@ def run_compare_configs(config: "RunConfig", arguments: argparse.Namespace) -> i
             tasks = take_over_tasks(source.folder, own.folder, stages)
             get_logger(__name__).info("%s: %d tasks of %s", own.folder, tasks, source.folder)
         prepare_dataset(configs[number], until="documents")
-    return print_differences([own.folder for own in data], arguments.json)
+    print_differences([own.folder for own in data], arguments.json)
+    return max(report_quarantine(read_quarantine(own.folder)) for own in data)
 
 
 def _require_comparable(sections: Sequence[object], names: Sequence[str]) -> list["CrawlConfig"]:
@@ -69,15 +72,12 @@ def _require_comparable(sections: Sequence[object], names: Sequence[str]) -> lis
     return found
 
 
-def print_differences(folders: Sequence[Path], as_json: bool) -> int:
+def print_differences(folders: Sequence[Path], as_json: bool) -> None:
     """Print how each dataset after the first differs from the first.
 
     Args:
         folders: Two or more dataset folders.
         as_json: Print a list of JSON objects.
-
-    Returns:
-        The exit status.
     """
     from llmsys.data_pipeline.inspection.dataset_differences import (
         compare_datasets,
@@ -90,4 +90,3 @@ def print_differences(folders: Sequence[Path], as_json: bool) -> int:
         print(json.dumps([asdict(one) for one in found], ensure_ascii=False))
     else:
         print("\n\n".join(format_dataset_differences(one) for one in found))
-    return 0

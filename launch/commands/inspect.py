@@ -97,7 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare is not None:
         from llmsys.launch.commands.compare_datasets import print_differences
 
-        return print_differences([folders[0], arguments.compare], arguments.json)
+        print_differences([folders[0], arguments.compare], arguments.json)
+        return 0
     if arguments.output is not None:
         raise ConfigError(
             "--output writes dropped documents, or with --by-loss losses. Say which: "

@@ -10,6 +10,8 @@ from llmsys.log import get_logger
 from llmsys.storage.paths import find_folder_url, format_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from llmsys.config.data import CrawlConfig, DataConfig
     from llmsys.config.run import RunConfig
     from llmsys.dataset.manifest import Manifest, SkippedInput
@@ -147,9 +149,18 @@ def run(arguments: argparse.Namespace) -> int:
             "data.split.heldout_fraction (%g)",
             config.data.split.heldout_fraction,
         )
-    for entry in given_up:
+    return report_quarantine(given_up)
+
+
+def report_quarantine(entries: "Sequence[Mapping[str, str]]") -> int:
+    """Log the inputs that failed every attempt, and return the exit status.
+
+    Args:
+        entries: Entries of `read_quarantine`.
+    """
+    for entry in entries:
         get_logger(__name__).error("in quarantine: task %s: %s", entry["task"], entry["message"])
-    return QUARANTINED if given_up else 0
+    return QUARANTINED if entries else 0
 
 
 def find_prepared_files(config: "RunConfig") -> "RunConfig":

@@ -239,7 +239,7 @@ def apply_activation_checkpoint(
     """Wrap the forward of every block. Names of parameters and modules do not change.
 
     Args:
-        model: A model before FSDP and `compile_blocks`.
+        model: A model before FSDP. Blocks that are compiled already are recomputed as they are.
         mode: See the module's docstring.
         compiled: Whether `compile_blocks` follows. torch.compile then partitions the recomputation
             itself; around a compiled block `selective` would see one opaque operation.

@@ -17,9 +17,7 @@ from llmsys.data.packed_windows import PADDING
 from llmsys.engine.engine import Engine, reduce_token_counts
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.activation_checkpoint import (
-    ActivationCheckpointMode,
-)
+from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode
 from llmsys.parallel.block_wrapping import wrap_blocks
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.dtensor_slices import get_local_slice

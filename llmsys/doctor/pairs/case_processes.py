@@ -147,7 +147,7 @@ class CaseRunner:
     Attributes:
         root: folder of the datasets, in which each case gets a folder.
         limits: what the machine has.
-        slots: processes that run at once.
+        slots: ranks that run at once; half as many comparisons run beside them.
         factors: the factors of the cases.
         prepare: called in every rank before anything is built; tests plant bugs there.
     """

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from llmsys.events import read_events
+from llmsys.launch.commands.prepare import QUARANTINED
 from llmsys.launch.main import main
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
@@ -46,6 +47,20 @@ def test_configs_are_prepared_from_one_extraction_and_compared(
     printed = capsys.readouterr().out
     assert f"{group['documents']:,} of " in printed
     assert "loose only; strict dropped them by\n  gopher_quality (words)" in printed
+
+
+def test_inputs_in_quarantine_are_told_with_their_status(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up = {"strict": [{"task": "extract/crawl-1", "message": "no memory"}]}
+    monkeypatch.setattr(
+        "llmsys.data_pipeline.graph.quarantine.read_quarantine",
+        lambda folder: given_up.get(folder.name, []),
+    )
+    loose = write_config("loose", rules=[])
+    strict = write_config("strict", rules=[{"kind": "gopher_quality", "min_words": 190}])
+    assert main(["prepare", loose, "--compare", strict]) == QUARANTINED
+    assert "in quarantine: task extract/crawl-1: no memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

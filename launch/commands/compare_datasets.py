@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmsys.errors import ConfigError
-from llmsys.launch.commands.prepare import report_quarantine
 from llmsys.log import get_logger
 
 # Documents that are named for each test.
@@ -21,12 +20,21 @@ if TYPE_CHECKING:
     from llmsys.config.run import RunConfig
 
 
-def run_compare_configs(config: "RunConfig", arguments: argparse.Namespace) -> int:
+def prepare_and_compare(config: "RunConfig", arguments: argparse.Namespace) -> list[Path]:
     """Prepare the documents of a config and of others with what they share, and print how each
     other one differs from the first.
+
+    Args:
+        config: The first config.
+        arguments: Of `llmsys prepare`.
+
+    Returns:
+        The dataset folders.
+
+    Raises:
+        ConfigError: The configs cannot be compared. Nothing was prepared.
     """
     from llmsys.config.loading.load import load_run_config
-    from llmsys.data_pipeline.graph.quarantine import read_quarantine
     from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
     from llmsys.data_pipeline.pipelines.shared_work import list_shared_stages, take_over_tasks
 
@@ -42,8 +50,9 @@ def run_compare_configs(config: "RunConfig", arguments: argparse.Namespace) -> i
             tasks = take_over_tasks(source.folder, own.folder, stages)
             get_logger(__name__).info("%s: %d tasks of %s", own.folder, tasks, source.folder)
         prepare_dataset(configs[number], until="documents")
-    print_differences([own.folder for own in data], arguments.json)
-    return max(report_quarantine(read_quarantine(own.folder)) for own in data)
+    folders = [own.folder for own in data]
+    print_differences(folders, arguments.json)
+    return folders
 
 
 def _require_comparable(sections: Sequence[object], names: Sequence[str]) -> list["CrawlConfig"]:

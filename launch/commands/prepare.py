@@ -89,9 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.sweep or arguments.explain:
         config = find_prepared_files(config)
     if arguments.compare:
-        from llmsys.launch.commands.compare_datasets import run_compare_configs
+        from llmsys.data_pipeline.graph.quarantine import read_quarantine
+        from llmsys.launch.commands.compare_datasets import prepare_and_compare
 
-        return run_compare_configs(config, arguments)
+        folders = prepare_and_compare(config, arguments)
+        return max(_report_quarantine(read_quarantine(folder)) for folder in folders)
     if arguments.compare_dialects:
         from llmsys.launch.commands.compare_dialects import run_compare_dialects
 
@@ -149,15 +151,11 @@ def run(arguments: argparse.Namespace) -> int:
             "data.split.heldout_fraction (%g)",
             config.data.split.heldout_fraction,
         )
-    return report_quarantine(given_up)
+    return _report_quarantine(given_up)
 
 
-def report_quarantine(entries: "Sequence[Mapping[str, str]]") -> int:
-    """Log the inputs that failed every attempt, and return the exit status.
-
-    Args:
-        entries: Entries of `read_quarantine`.
-    """
+def _report_quarantine(entries: "Sequence[Mapping[str, str]]") -> int:
+    """Log the inputs that failed every attempt, and return the exit status."""
     for entry in entries:
         get_logger(__name__).error("in quarantine: task %s: %s", entry["task"], entry["message"])
     return QUARANTINED if entries else 0

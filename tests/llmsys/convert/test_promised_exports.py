@@ -159,6 +159,8 @@ def test_the_types_of_the_table_with_weights_have_a_mapping() -> None:
     [
         (
             {
+                # of four channels both orders are the same
+                "head_dim": 8,
                 "position": {"kind": "rope", "pairing": "neighbours"},
                 "feed_forward": {"kind": "swiglu", "bias": True},
             },
@@ -186,6 +188,7 @@ def test_the_types_of_the_table_with_weights_have_a_mapping() -> None:
         ),
         (
             {
+                "head_dim": 8,
                 "moe": {
                     "num_experts": 4,
                     "num_experts_per_tok": 2,

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from itertools import count
 from typing import TYPE_CHECKING
 
 from llmsys.errors import ConfigError
@@ -106,7 +107,15 @@ def run_pairs_check(arguments: argparse.Namespace) -> int:
             if not result.has_passed:
                 print(format_failure(result, factors), file=sys.stderr, flush=True)
 
-        check = PairsCheck(limits, factors, arguments.minutes, show)
+        trials = count(1)
+
+        def show_trial(smallest: "CaseResult") -> None:
+            choices = len(smallest.case.list_choices(factors))
+            shown = f"smallest failing case: trial {next(trials)}, choices left: {choices}"
+            progress.describe_remainder = lambda: shown
+            progress.advance(0)
+
+        check = PairsCheck(limits, factors, arguments.minutes, show, show_trial)
         seed = arguments.seed
         report = check.run_cases(cases, array, seed) if cases else check.run_array(array, seed)
     if arguments.json:

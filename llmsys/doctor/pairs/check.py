@@ -191,14 +191,15 @@ class PairsCheck:
         factors: the factors.
         minutes: time after which no case is begun; 0: no limit.
         on_result: called with each result.
-        on_shrink: called with each failed case before it is shrunk.
+        on_trial: called while a failed case is shrunk, after each case that was run, with the
+            smallest that failed so far.
     """
 
     limits: Limits = field(default_factory=Limits)
     factors: tuple[Factor, ...] = FACTORS
     minutes: float = 0.0
     on_result: Callable[[CaseResult], None] = lambda result: None
-    on_shrink: Callable[[CaseResult], None] = lambda result: None
+    on_trial: Callable[[CaseResult], None] = lambda smallest: None
 
     def run_array(self, array: CoveringArray, seed: int) -> PairsReport:
         """Run the cases of an array, each with its own seed, and shrink the failed ones.
@@ -238,8 +239,8 @@ class PairsCheck:
             results = runner.run_cases(cases, self.on_result, deadline)
             seconds = time.monotonic() - began
             failed = [result for result in results if not result.has_passed and not result.refusal]
-            shrunk = []
-            for result in failed[:MAX_SHRUNK]:
-                self.on_shrink(result)
-                shrunk.append(find_smallest_case(result, runner.run_case, self.factors))
+            shrunk = [
+                find_smallest_case(result, runner.run_case, self.factors, self.on_trial)
+                for result in failed[:MAX_SHRUNK]
+            ]
         return PairsReport(array, results, shrunk, seed, seconds)

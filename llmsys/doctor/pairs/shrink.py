@@ -16,6 +16,7 @@ def find_smallest_case(
     failed: CaseResult,
     run_case: Callable[[PairCase], CaseResult],
     factors: Sequence[Factor] = FACTORS,
+    on_trial: Callable[[CaseResult], None] = lambda smallest: None,
 ) -> CaseResult:
     """Return the result of the smallest case that still fails.
 
@@ -23,6 +24,7 @@ def find_smallest_case(
         failed: a case that failed.
         run_case: runs a case; one that is refused does not count as failed.
         factors: the factors.
+        on_trial: called after each case that was run, with the smallest that failed so far.
 
     Returns:
         A failed result; `failed` itself where nothing can be left out.
@@ -41,7 +43,9 @@ def find_smallest_case(
                 case = case.replace_label(name, defaults[name])
             result = run_case(case)
             if not result.has_passed and not result.refusal:
-                smallest, found = result, True
+                smallest = result
+                found = True
+            on_trial(smallest)
         if size == 1 and not found:
             return smallest
         if not found:

@@ -42,3 +42,19 @@ def test_a_refused_case_is_no_smaller_failure() -> None:
     smallest, *tried = run_with(lambda labels: labels["b"] == "yes", refused="e")
     assert {name for name, label in smallest.case.labels.items() if label == "yes"} == {"b", "e"}
     assert any(result.refusal for result in tried)
+
+
+def test_each_trial_reports_the_smallest_case_so_far() -> None:
+    sizes: list[int] = []
+
+    def run_case(case: PairCase) -> CaseResult:
+        return CaseResult(case, failure="bad" if case.labels["c"] == "yes" else "")
+
+    smallest = find_smallest_case(
+        CaseResult(ALL, failure="bad"),
+        run_case,
+        FACTORS,
+        on_trial=lambda result: sizes.append(len(result.case.list_choices(FACTORS))),
+    )
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == len(smallest.case.list_choices(FACTORS)) == 1

@@ -108,6 +108,11 @@ def compile_blocks(
     # Experts count tokens and set their balance losses in the first pass; a repeated pass must not
     # do it again.
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+    # Inside a forward of DDP torch would cut each graph where a bucket of DDP ends, so that
+    # gradients are sent while a model of one graph is in its backward. Blocks are graphs of their
+    # own. A pass outside of that forward, such as a recomputation, is not cut: it would run other
+    # code, and have other bits.
+    torch._dynamo.config.optimize_ddp = False
     for block in list_blocks(model):
         if must_compile_pieces(block, separates_experts=separates_experts):
             _compile_pieces(block, backend)

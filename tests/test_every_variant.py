@@ -79,6 +79,7 @@ NOT_EXPORTED = {
     "model.feed_forward.kind=silu",
     "model.feed_forward.kind=clamped_swiglu",
     "model.moe.expert.kind=relu",
+    "model.moe.expert.kind=squared_relu",
     "model.moe.expert.kind=gelu",
     "model.moe.expert.kind=gelu_tanh",
     "model.moe.expert.kind=silu",

@@ -17,7 +17,7 @@ from llmsys.config.module_tensors import (
 from llmsys.config.python_blocks import PythonFeedForwardConfig
 from llmsys.config.section import Section
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Activation = Literal["relu", "squared_relu", "gelu", "gelu_tanh", "silu"]
 BIAS = Field(False, description="Add a bias to every linear layer.")
 
 
@@ -84,6 +84,22 @@ class ReluConfig(_BaseFeedForwardConfig):
         yield SavedTensor(f"activated{suffix}", inner_bytes, "pointwise")
 
 
+class SquaredReluConfig(_BaseFeedForwardConfig):
+    """down(relu(up(x))²) (Primer, So et al. 2021, arXiv:2109.08668; AFM, the GPT speedruns)."""
+
+    kind: Literal["squared_relu"] = "squared_relu"
+    bias: bool = BIAS
+
+    def iter_saved_tensors(
+        self, suffix: str, inner_bytes: int, *, has_dropout: bool = False
+    ) -> Iterator[SavedTensor]:
+        """Yield the saved tensors between the up- and down-projections."""
+        # ReLU and the square save the same tensor.
+        yield SavedTensor(f"up{suffix}", inner_bytes, "product", is_saved=False)
+        yield SavedTensor(f"rectified{suffix}", inner_bytes, "fused")
+        yield SavedTensor(f"activated{suffix}", inner_bytes, "pointwise", is_saved=not has_dropout)
+
+
 class GeluConfig(_BaseFeedForwardConfig):
     """down(gelu(up(x))) with the exact GELU."""
 
@@ -142,6 +158,7 @@ class ClampedSwigluConfig(_BaseGatedConfig):
 
 FeedForwardConfig = Annotated[
     ReluConfig
+    | SquaredReluConfig
     | GeluConfig
     | GeluTanhConfig
     | SiluConfig
@@ -155,6 +172,7 @@ FeedForwardConfig = Annotated[
 # Those of dense layers. Experts are built in, since their matrices are stacked and grouped.
 DenseFeedForwardConfig = Annotated[
     ReluConfig
+    | SquaredReluConfig
     | GeluConfig
     | GeluTanhConfig
     | SiluConfig

@@ -104,6 +104,29 @@ BLOCKS = (
 )
 LLAMA = FamilyMapping(TOP + BLOCKS, copies=TIED, ignored=TABLES)
 
+STARCODER2 = FamilyMapping(
+    TOP
+    + _map_pre_norms()
+    + _map_attention()
+    + map_modules(
+        {
+            f"{OURS}.feed_forward.up_proj": f"{LAYER}.mlp.c_fc",
+            f"{OURS}.feed_forward.down_proj": f"{LAYER}.mlp.c_proj",
+        }
+    ),
+    copies=TIED,
+    ignored=TABLES,
+)
+# Command A normalizes once for both branches.
+COHERE2 = FamilyMapping(
+    TOP
+    + map_modules({f"{OURS}.attention_norm": f"{LAYER}.input_layernorm"})
+    + _map_attention()
+    + _map_gated_feed_forward(f"{OURS}.feed_forward", f"{LAYER}.mlp"),
+    copies=TIED,
+    ignored=TABLES,
+)
+
 SANDWICH = map_modules(
     {
         f"{OURS}.attention_norm": f"{LAYER}.input_layernorm",

@@ -9,6 +9,9 @@ from typing import Any
 from llmsys.hugging_face.config_json import ConfigJsonReader
 from llmsys.hugging_face.shared_fields import Values, read_rope, read_scaling, write_rope
 
+# Base of Gemma 3's layers with a window.
+SLIDING_THETA = 1e4
+
 
 def read_rope_section(fields: ConfigJsonReader, values: Values, **options: Any) -> None:
     """Read RoPE.
@@ -65,9 +68,17 @@ def read_rope_with_yarn(fields: ConfigJsonReader, values: Values) -> None:
     read_rope_section(fields, values, theta=150000.0)
 
 
-def read_rope_of_two_kinds(fields: ConfigJsonReader, values: Values) -> None:
-    """Read Gemma 3's RoPE: base and scaling of full layers, and the base of sliding layers, which
-    cannot be scaled.
+def read_rope_of_two_kinds(
+    fields: ConfigJsonReader, values: Values, *, theta: float = 1e6, is_shared: bool = False
+) -> None:
+    """Read base and scaling of full layers, and the base of sliding layers, which cannot be scaled
+    (Gemma 3, OLMo 3).
+
+    Args:
+        fields: reader of the config.json.
+        values: values of the ModelConfig, changed in place.
+        theta: default base of full layers.
+        is_shared: `rope_theta` and the default are those of sliding layers too.
     """
     nested = fields.read_section("rope_parameters", {})
     full = nested.read_section("full_attention", {})
@@ -77,14 +88,13 @@ def read_rope_of_two_kinds(fields: ConfigJsonReader, values: Values) -> None:
         fields.add_violation(
             "rope_scaling", "is given together with rope_parameters. Keep rope_parameters."
         )
-    theta = (
-        full.read_optional_float("rope_theta") or fields.read_optional_float("rope_theta") or 1e6
-    )
-    local = (
-        sliding.read_optional_float("rope_theta")
-        or fields.read_optional_float("rope_local_base_freq")
-        or 1e4
-    )
+    base = fields.read_optional_float("rope_theta") or theta
+    if is_shared:
+        sliding_base = base
+    else:
+        sliding_base = fields.read_optional_float("rope_local_base_freq") or SLIDING_THETA
+    base = full.read_optional_float("rope_theta") or base
+    sliding_base = sliding.read_optional_float("rope_theta") or sliding_base
     sliding.require_value("rope_type", "default", why="sliding-window layers have no rope scaling")
     scaling = read_scaling(old if old.values else full, fields)
     for inner in (full, sliding):
@@ -93,13 +103,13 @@ def read_rope_of_two_kinds(fields: ConfigJsonReader, values: Values) -> None:
         fields.merge_section(outer)
     values["position"] = {
         "kind": "rope",
-        "theta": theta,
-        "sliding_theta": local,
+        "theta": base,
+        "sliding_theta": sliding_base,
         "scaling": scaling,
     }
 
 
-def write_rope_of_two_kinds(model: Values, keys: Values) -> None:
+def write_rope_of_two_kinds(model: Values, keys: Values, **options: Any) -> None:
     """Write the keys of `read_rope_of_two_kinds`."""
     sliding = {"rope_type": "default", "rope_theta": model["position"]["sliding_theta"]}
     keys["rope_parameters"] = {

@@ -77,10 +77,10 @@ def write_positions_after_padding(model: Values, keys: Values) -> None:
     keys["pad_token_id"] = offset - 1
 
 
-def read_divided_heads(fields: ConfigJsonReader, values: Values) -> None:
-    """Check that the heads of XLNet share its width."""
+def read_divided_heads(fields: ConfigJsonReader, values: Values, *, key: str) -> None:
+    """Check that heads share the width of the model, whatever `key` may say (XLNet, Command A)."""
     width = values["hidden_size"] // (values["num_attention_heads"] or 1)
-    fields.require_value("d_head", width, None, why="heads share d_model")
+    fields.require_value(key, width, None, why="heads share the width of the model")
 
 
 def read_image_positions(fields: ConfigJsonReader, values: Values) -> None:

@@ -98,12 +98,12 @@ def write_layer_windows(model: Values, keys: Values) -> None:
 def read_windows_between(
     fields: ConfigJsonReader, values: Values, *, every: int, key: str = ""
 ) -> None:
-    """Read windows in all layers but every n-th (Gemma, gpt-oss).
+    """Read windows in all layers but every n-th (Gemma, gpt-oss, OLMo 3).
 
     Args:
         fields: reader of the config.json.
         values: values of the ModelConfig, changed in place.
-        every: distance of the layers with full attention.
+        every: distance of the layers with full attention; 0: there are none (Ministral).
         key: key that may say another distance, with or without an underscore in front.
     """
     if key:
@@ -111,7 +111,8 @@ def read_windows_between(
         every = fields.read_int(key, f"_{key}") or 1
     layers = values["num_hidden_layers"]
     otherwise = [
-        "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)
+        "full_attention" if every and (layer + 1) % every == 0 else "sliding_attention"
+        for layer in range(layers)
     ]
     kinds = read_layer_types(fields, layers, otherwise)
     values |= build_window_values(fields.read_optional_int("sliding_window"), kinds)
@@ -141,15 +142,26 @@ def write_windows_from(model: Values, keys: Values) -> None:
     keys["layer_types"] = kinds
 
 
-def read_windows_with_rope(fields: ConfigJsonReader, values: Values) -> None:
-    """Read EXAONE 4's windows in all layers but every n-th, which then has no RoPE."""
+def read_windows_with_rope(
+    fields: ConfigJsonReader, values: Values, *, pattern: int | None = None
+) -> None:
+    """Read windows in all layers but every n-th, which then has no RoPE (EXAONE 4, Command A).
+
+    Args:
+        fields: reader of the config.json.
+        values: values of the ModelConfig, changed in place.
+        pattern: distance of the layers without a window, where transformers' class has no key for
+            it. None: the key's.
+    """
     layers = values["num_hidden_layers"]
+    if pattern is not None:
+        fields.defaults = fields.defaults | {"sliding_window_pattern": pattern}
     width = fields.read_optional_int("sliding_window")
-    pattern = fields.values.get("sliding_window_pattern")
-    if isinstance(pattern, str) or width is None:
+    given = fields.values.get("sliding_window_pattern")
+    if isinstance(given, str) or width is None:
         # such as LLLG, which layer_types repeats
         fields.ignore_keys("sliding_window_pattern")
-        every = 0 if width is None else len(pattern or "")
+        every = 0 if width is None else len(given or "")
     else:
         every = fields.read_optional_int("sliding_window_pattern") or 0
     otherwise = [
@@ -166,7 +178,7 @@ def read_windows_with_rope(fields: ConfigJsonReader, values: Values) -> None:
         values["position"]["layers"] = tuple(kind == "sliding_attention" for kind in kinds)
 
 
-def write_windows_with_rope(model: Values, keys: Values) -> None:
+def write_windows_with_rope(model: Values, keys: Values, *, pattern: int | None = None) -> None:
     """Write the keys of `read_windows_with_rope`."""
     keys["sliding_window"] = model["sliding_window"]
     keys["layer_types"] = write_layer_types(model)

@@ -19,10 +19,9 @@ from llmsys.hugging_face.families import FAMILIES
 # Model types that `llmsys estimate` counts (llmsys/estimate/counted/) and nothing else reads.
 COUNTED_TYPES = frozenset(
     (
-        "apertus", "arcee", "cohere", "cohere2", "esm", "gemma", "gemma4_text", "granite",
-        "granitemoe", "hunyuan_v1_dense", "hunyuan_v1_moe", "jamba", "lfm2", "llama4_text",
-        "mamba", "mamba2", "ministral", "ministral3", "modernbert", "mt5", "nemotron_h", "olmo3",
-        "phi3", "starcoder2",
+        "apertus", "cohere", "esm", "gemma4_text", "granite", "granitemoe", "hunyuan_v1_dense",
+        "hunyuan_v1_moe", "jamba", "lfm2", "llama4_text", "mamba", "mamba2", "ministral3",
+        "modernbert", "mt5", "nemotron_h", "phi3",
     )
 )  # fmt: skip
 # The limit of model.num_hidden_layers.

@@ -182,6 +182,7 @@ def write_rope(position: Values) -> Values:
 
 ACTIVATIONS = {
     "relu": "relu",
+    "relu2": "squared_relu",
     "gelu": "gelu",
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
@@ -193,7 +194,13 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
-_PLAIN_NAMES = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
+_PLAIN_NAMES = {
+    "relu": "relu",
+    "squared_relu": "relu2",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_new",
+    "silu": "silu",
+}
 _GATED_NAMES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh"}
 
 

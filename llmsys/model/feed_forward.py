@@ -20,6 +20,7 @@ from llmsys.config.feed_forward import (
     GeluTanhConfig,
     ReluConfig,
     SiluConfig,
+    SquaredReluConfig,
     SwigluConfig,
 )
 from llmsys.model.dropout import apply_dropout
@@ -102,7 +103,7 @@ def apply_gated_activation(config: FeedForwardConfig, gate: Tensor | None, up: T
         The input of the down projection, (…, F).
     """
     match config:
-        case ReluConfig() | GeluConfig() | GeluTanhConfig() | SiluConfig():
+        case ReluConfig() | SquaredReluConfig() | GeluConfig() | GeluTanhConfig() | SiluConfig():
             return apply_activation(config.kind, up)
         case SwigluConfig():
             return apply_activation("silu", _require_gate(gate)) * up
@@ -127,7 +128,7 @@ def apply_activation(kind: Activation, x: Tensor) -> Tensor:
     """Apply an activation function to each element.
 
     Args:
-        kind: relu, silu, gelu (exact; Hendrycks and Gimpel 2016) or gelu_tanh.
+        kind: relu, squared_relu, silu, gelu (exact; Hendrycks and Gimpel 2016) or gelu_tanh.
         x: Inner channels.
 
     Returns:
@@ -136,6 +137,8 @@ def apply_activation(kind: Activation, x: Tensor) -> Tensor:
     match kind:
         case "relu":
             return F.relu(x)
+        case "squared_relu":
+            return F.relu(x).square()
         case "silu":
             return F.silu(x)
         case "gelu":

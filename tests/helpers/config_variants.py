@@ -171,6 +171,7 @@ RECURRENT: Settings = {
 ROPE_SCALING = {"factor": 2.0, "original_max_position_embeddings": 8}
 FEED_FORWARDS = (
     "relu",
+    "squared_relu",
     "gelu",
     "gelu_tanh",
     "silu",
@@ -216,7 +217,7 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
         "base_num_hidden_layers": 1}),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
     _choose("model.feed_forward", "python",
-        {"path": f"{TEMPLATES}/feed_forward.py:SquaredRelu"}),
+        {"path": f"{TEMPLATES}/feed_forward.py:SquaredRelu", "options": {"bias": True}}),
     *_choose_each("model.moe.expert", *FEED_FORWARDS),
     *_choose_each("model.moe.routing", "token_choice"),
     _choose("model.moe.routing", "capacity", {"factor": 1.0, "scope": "document"}),

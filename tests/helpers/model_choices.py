@@ -124,6 +124,7 @@ DECODERS: dict[str, dict[str, Any]] = {
         f"feed-forward {kind}": {"feed_forward": {"kind": kind, "bias": bias}}
         for kind, bias in [
             ("relu", True),
+            ("squared_relu", False),
             ("gelu", False),
             ("gelu_tanh", True),
             ("silu", False),

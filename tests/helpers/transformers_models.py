@@ -304,6 +304,46 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm": ("GlmForCausalLM", LLAMA | {"head_dim": 8}),
     "glm4": ("Glm4ForCausalLM", LLAMA | {"head_dim": 8, "attention_bias": False}),
+    "gemma": ("GemmaForCausalLM", LLAMA | {"head_dim": 8, "hidden_act": "gelu"}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        LLAMA | {"num_hidden_layers": 4, "sliding_window": 5, "attention_bias": True},
+    ),
+    "olmo3, longer": (
+        "Olmo3ForCausalLM",
+        LLAMA
+        | {"num_hidden_layers": 4, "sliding_window": 5}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 1e5} | YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e5},
+            }
+        },
+    ),
+    "ministral": ("MinistralForCausalLM", LLAMA | {"head_dim": 8, "sliding_window": 5}),
+    "ministral, mixed": (
+        "MinistralForCausalLM",
+        LLAMA
+        | {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]}
+        | {"head_dim": 6},
+    ),
+    "starcoder2": (
+        "Starcoder2ForCausalLM",
+        LLAMA | {"sliding_window": 5, "intermediate_size": 40},
+    ),
+    "starcoder2, no biases": (
+        "Starcoder2ForCausalLM",
+        LLAMA | {"use_bias": False, "tie_word_embeddings": False},
+    ),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        LLAMA | {"num_hidden_layers": 4, "sliding_window": 5, "logit_scale": 0.25},
+    ),
+    "cohere2, pattern": (
+        "Cohere2ForCausalLM",
+        LLAMA | {"num_hidden_layers": 3, "sliding_window": 5, "sliding_window_pattern": 2},
+    ),
+    "arcee": ("ArceeForCausalLM", LLAMA | {"hidden_act": "relu2", "mlp_bias": True}),
     "seed_oss": ("SeedOssForCausalLM", LLAMA | {"head_dim": 6, "mlp_bias": True}),
     "exaone4": (
         "Exaone4ForCausalLM",

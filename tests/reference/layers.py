@@ -32,6 +32,8 @@ def apply_norm(config: ModelConfig, p: Parameters, name: str, x: Tensor) -> Tens
 def apply_activation(kind: str, x: Tensor) -> Tensor:
     if kind == "relu":
         return x.clamp(min=0)
+    if kind == "squared_relu":
+        return x.clamp(min=0) ** 2
     if kind == "silu":
         return x / (1 + (-x).exp())
     if kind == "gelu_tanh":

@@ -347,6 +347,7 @@ COMMON_VALUES = {
         "flash": "multi_head", "sdpa": "multi_head", "gqa": "multi_head", "mha": "multi_head",
         "mla": "latent",
     },
+    "model.feed_forward.kind": {"relu2": "squared_relu"},
     "model.position.kind": {"rotary": "rope", "absolute": "learned", "t5": "relative_bias"},
     "data.kind": {"hf": "crawl", "huggingface": "crawl", "text": "crawl",
         "warc": "crawl", "jsonl": "crawl", "parquet": "crawl",

@@ -1,5 +1,4 @@
-"""Decoders with attention in every layer, and mT5: gemma, phi3, olmo3, starcoder2, granite, cohere,
-ministral.
+"""Decoders with attention in every layer, and mT5: phi3, granite, cohere, ministral3.
 
 Each `build_` function takes a reader whose defaults are those of transformers' config class.
 """
@@ -21,25 +20,20 @@ def build_decoder(
     fields: ConfigJsonReader,
     *,
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm"),
-    norm_bias: bool = False,
     gated: bool = True,
     mlp_bias: bool = False,
     attention_bias: bool = False,
     qk_norm: str = "none",
-    default_pattern: int = 0,
 ) -> CountedModel:
     """Return a decoder of equal blocks.
 
     Args:
         fields: reader of the config.json.
         norms: names of the norms in a block.
-        norm_bias: norms have biases.
         gated: the feed-forward has a gate.
         mlp_bias: the feed-forward has biases.
         attention_bias: all four projections have biases.
         qk_norm: norms of queries and keys, see `AttentionSizes`.
-        default_pattern: every n-th layer sees everything where `layer_types` is missing; 0: windows
-            in all or none.
 
     Returns:
         The model.
@@ -56,16 +50,12 @@ def build_decoder(
             gated=gated,
             bias=mlp_bias,
         ),
-        *(
-            row
-            for name in norms
-            for row in iter_norm(f"layers.{{i}}.{name}", hidden, bias=norm_bias)
-        ),
+        *(row for name in norms for row in iter_norm(f"layers.{{i}}.{name}", hidden)),
     ]
     vocabulary, tied = read_size(fields, "vocab_size"), fields.read_bool("tie_word_embeddings")
     rows = [*iter_tables(vocabulary, hidden, tied=tied), *place_rows(block, range(layers))]
-    rows += iter_norm("norm", hidden, bias=norm_bias)
-    windows = read_layer_windows(fields, layers, default_pattern)
+    rows += iter_norm("norm", hidden)
+    windows = read_layer_windows(fields, layers)
     terms = tuple(
         AttentionTerm(count, sizes.products, window=window) for window, count in windows.items()
     )
@@ -83,33 +73,11 @@ def iter_tables(vocabulary: int, hidden: int, *, tied: bool) -> Rows:
         yield from iter_linear_parameters("lm_head", vocabulary, hidden, False, "head")
 
 
-def build_gemma(fields: ConfigJsonReader) -> CountedModel:
-    """Return Gemma 1."""
-    return build_decoder(fields, attention_bias=fields.read_bool("attention_bias"))
-
-
 def build_phi3(fields: ConfigJsonReader) -> CountedModel:
     """Return Phi-3 and Phi-4, whose queries, keys and values are one matrix, and gate and up
     another.
     """
     return build_decoder(fields)
-
-
-def build_olmo3(fields: ConfigJsonReader) -> CountedModel:
-    """Return OLMo 3: norms after each branch and over all query and key channels, windows in
-    three of four layers.
-    """
-    bias = fields.read_bool("attention_bias")
-    after = ("post_attention_layernorm", "post_feedforward_layernorm")
-    return build_decoder(
-        fields, norms=after, attention_bias=bias, qk_norm="full", default_pattern=4
-    )
-
-
-def build_starcoder2(fields: ConfigJsonReader) -> CountedModel:
-    """Return StarCoder2: LayerNorm, biases and a feed-forward without a gate."""
-    bias = fields.read_bool("use_bias")
-    return build_decoder(fields, norm_bias=True, gated=False, mlp_bias=bias, attention_bias=bias)
 
 
 def build_granite(fields: ConfigJsonReader) -> CountedModel:
@@ -130,14 +98,8 @@ def build_cohere(fields: ConfigJsonReader) -> CountedModel:
     return build_decoder(fields, norms=("input_layernorm",), attention_bias=bias, qk_norm=norm)
 
 
-def build_cohere2(fields: ConfigJsonReader) -> CountedModel:
-    """Return Command R7B and A: windows in three of four layers."""
-    bias = fields.read_bool("attention_bias")
-    return build_decoder(fields, norms=("input_layernorm",), attention_bias=bias, default_pattern=4)
-
-
 def build_ministral(fields: ConfigJsonReader) -> CountedModel:
-    """Return Ministral and Ministral 3."""
+    """Return Ministral 3."""
     return build_decoder(fields)
 
 

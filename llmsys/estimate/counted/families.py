@@ -55,17 +55,6 @@ _HUNYUAN = (
 _MAMBA = "time_step_min time_step_max time_step_floor rescale_prenorm_residual residual_in_fp32 "
 
 COUNTED_FAMILIES: dict[str, CountedFamily] = {
-    "gemma": CountedFamily(
-        dense.build_gemma,
-        _DECODER | {
-            "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": True,
-        },
-        "hidden_activation use_bidirectional_attention",
-    ),
     "phi3": CountedFamily(
         dense.build_phi3,
         _LLAMA | {
@@ -74,29 +63,9 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
         },
         "original_max_position_embeddings resid_pdrop embd_pdrop",
     ),
-    "olmo3": CountedFamily(dense.build_olmo3, _LLAMA | {"vocab_size": 50304,
-        "sliding_window": 4096}),
-    "starcoder2": CountedFamily(
-        dense.build_starcoder2,
-        _DECODER | {
-            "vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 24, "num_key_value_heads": 2, "max_position_embeddings": 4096,
-            "tie_word_embeddings": True, "use_bias": True,
-        },
-        "norm_epsilon norm_type residual_dropout embedding_dropout mlp_type",
-    ),
     "granite": CountedFamily(dense.build_granite, _LLAMA | {"mlp_bias": False}, _MULTIPLIERS),
     "cohere": CountedFamily(dense.build_cohere, _COHERE | {"use_qk_norm": False},
         "logit_scale layer_norm_eps"),
-    "cohere2": CountedFamily(
-        dense.build_cohere2,
-        _COHERE | {"sliding_window": 4096},
-        "logit_scale layer_norm_eps sliding_window_pattern order_of_interleaved_layers "
-        "position_embedding_type rotary_pct use_embedding_sharing use_gated_activation "
-        "use_parallel_block use_parallel_embedding",
-    ),
-    "ministral": CountedFamily(dense.build_ministral, _MISTRAL | {"sliding_window": 4096}),
     "ministral3": CountedFamily(
         dense.build_ministral,
         _MISTRAL | {
@@ -174,13 +143,6 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
         "num_logits_to_keep sliding_window mamba_expand mamba_chunk_size attention_head_dim "
         "norm_eps time_step_rank mamba_dt_min mamba_dt_max mamba_dt_limit mamba_dt_init_floor "
         "is_mamba_tied mtp_hybrid_override_pattern",
-    ),
-    "arcee": CountedFamily(
-        recent.build_arcee,
-        _LLAMA | {
-            "hidden_size": 2560, "intermediate_size": 18432, "max_position_embeddings": 4096,
-            "mlp_bias": False,
-        },
     ),
     "apertus": CountedFamily(
         recent.build_apertus,

@@ -1,5 +1,5 @@
-"""Decoders that are nearly Llama, and two encoders: arcee, apertus, hunyuan, granitemoe, lfm2,
-llama4, modernbert, esm.
+"""Decoders that are nearly Llama, and two encoders: apertus, hunyuan, granitemoe, lfm2, llama4,
+modernbert, esm.
 
 Each `build_` function takes a reader whose defaults are those of transformers' config class.
 """
@@ -24,16 +24,6 @@ from llmsys.estimate.counted.sizes import read_heads, read_size
 from llmsys.hugging_face.config_json import ConfigJsonReader
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
-
-
-def build_arcee(fields: ConfigJsonReader) -> CountedModel:
-    """Return Arcee's AFM, whose feed-forward is a squared ReLU without a gate."""
-    return build_decoder(
-        fields,
-        gated=False,
-        mlp_bias=fields.read_bool("mlp_bias"),
-        attention_bias=fields.read_bool("attention_bias"),
-    )
 
 
 def build_apertus(fields: ConfigJsonReader) -> CountedModel:

@@ -51,16 +51,12 @@ def read_heads(fields: ConfigJsonReader, hidden: int) -> tuple[int, int, int]:
     return heads, max(1, pairs), max(1, width)
 
 
-def read_layer_windows(
-    fields: ConfigJsonReader, layers: int, default_pattern: int
-) -> dict[int | None, int]:
+def read_layer_windows(fields: ConfigJsonReader, layers: int) -> dict[int | None, int]:
     """Return the number of layers for each attention window; None: they see everything.
 
     Args:
         fields: reader of the config.json.
         layers: number of layers.
-        default_pattern: every n-th layer sees everything where `layer_types` is missing; 0: all
-            have the window.
 
     Returns:
         Layers by window.
@@ -68,10 +64,7 @@ def read_layer_windows(
     window = fields.read_optional_int("sliding_window")
     kinds = fields.read_str_list("layer_types")
     if not kinds:
-        pattern = fields.read_optional_int("sliding_window_pattern") or default_pattern
-        full = 0 if window is not None else layers
-        full = layers // pattern if pattern and window is not None else full
-        kinds = ["full_attention"] * full + ["sliding_attention"] * (layers - full)
+        kinds = ["full_attention" if window is None else "sliding_attention"] * layers
     if len(kinds) != layers:
         fields.add_violation(
             "layer_types", f"has {len(kinds)} entries for {layers} layers. Give one for each."

@@ -169,10 +169,6 @@ def draw_esm(draw: Draw) -> dict[str, Any]:
 FAMILIES: dict[str, tuple[str, Any]] = {
     "gemma4_text": ("Gemma4ForCausalLM", draw_gemma4),
     "esm": ("EsmForMaskedLM", draw_esm),
-    "arcee": (
-        "ArceeForCausalLM",
-        lambda d: draw_decoder(d) | draw_flag(d, "attention_bias", "mlp_bias"),
-    ),
     "apertus": (
         "ApertusForCausalLM",
         lambda d: draw_decoder(d) | draw_flag(d, "attention_bias"),
@@ -192,19 +188,7 @@ FAMILIES: dict[str, tuple[str, Any]] = {
     "llama4_text": ("Llama4ForCausalLM", draw_llama4),
     "lfm2": ("Lfm2ForCausalLM", draw_lfm2),
     "modernbert": ("ModernBertForMaskedLM", draw_modernbert),
-    "gemma": (
-        "GemmaForCausalLM",
-        lambda d: draw_decoder(d) | draw_flag(d, "attention_bias") | {"head_dim": 10},
-    ),
     "phi3": ("Phi3ForCausalLM", lambda d: draw_decoder(d) | draw_window(d)),
-    "olmo3": (
-        "Olmo3ForCausalLM",
-        lambda d: draw_decoder(d) | draw_flag(d, "attention_bias") | {"sliding_window": 4},
-    ),
-    "starcoder2": (
-        "Starcoder2ForCausalLM",
-        lambda d: draw_decoder(d) | draw_flag(d, "use_bias") | draw_window(d),
-    ),
     "granite": (
         "GraniteForCausalLM",
         lambda d: draw_decoder(d) | draw_flag(d, "attention_bias", "mlp_bias"),
@@ -212,14 +196,6 @@ FAMILIES: dict[str, tuple[str, Any]] = {
     "cohere": (
         "CohereForCausalLM",
         lambda d: draw_decoder(d) | draw_flag(d, "attention_bias", "use_qk_norm"),
-    ),
-    "cohere2": (
-        "Cohere2ForCausalLM",
-        lambda d: draw_decoder(d) | draw_flag(d, "attention_bias") | {"sliding_window": 4},
-    ),
-    "ministral": (
-        "MinistralForCausalLM",
-        lambda d: draw_decoder(d) | draw_window(d) | {"head_dim": 12},
     ),
     "ministral3": (
         "Ministral3ForCausalLM",
@@ -331,7 +307,7 @@ def test_published_sizes(name: str) -> None:
 
 def test_estimate_counts_a_folder_and_others_refuse_it(tmp_path, capsys) -> None:
     (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "gemma", "num_hidden_layers": 2})
+        json.dumps({"model_type": "apertus", "num_hidden_layers": 2})
     )
     words = ["estimate", str(tmp_path), "batch.sequence_length=8192", "batch.sequences=3"]
     assert main([*words, "--explain", "--json"]) == 0
@@ -348,10 +324,10 @@ def test_estimate_counts_a_folder_and_others_refuse_it(tmp_path, capsys) -> None
     assert "weights in int4" in text
     assert "layers.{0..1}.self_attn.q_proj.weight" in text
     assert main(["estimate", str(tmp_path), "--device", "h100-sxm"]) == 2
-    assert "--device: gemma is counted and not priced" in capsys.readouterr().err
+    assert "--device: apertus is counted and not priced" in capsys.readouterr().err
     assert main(["show", str(tmp_path)]) == 2
     assert (
-        "'gemma' can be counted and not built: use llmsys estimate. Known: bart"
+        "'apertus' can be counted and not built: use llmsys estimate. Known: arcee"
         in capsys.readouterr().err
     )
 
@@ -365,7 +341,7 @@ def test_estimate_counts_a_folder_and_others_refuse_it(tmp_path, capsys) -> None
             {"num_key_value_heads": 5},
             "num_key_value_heads: 5 does not divide num_attention_heads=32",
         ),
-        ({"layer_types": ["full_attention"]}, "layer_types: has 1 entries for 32 layers"),
+        ({"layer_types": ["full_attention"]}, "layer_types: has 1 entries for 34 layers"),
         (
             {"hiden_size": 3},
             "hiden_size: unknown field, which may change the computation. Did you mean "
@@ -374,7 +350,7 @@ def test_estimate_counts_a_folder_and_others_refuse_it(tmp_path, capsys) -> None
     ],
 )
 def test_a_wrong_size_is_refused(values: dict[str, Any], message: str, tmp_path, capsys) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmo3", **values}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ministral3", **values}))
     assert main(["estimate", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
 

@@ -191,6 +191,47 @@ class GatedDeltaConfig(BaseAttentionConfig):
     def _solved_channels(self) -> int:
         return self.num_value_heads * (self.key_head_dim + self.value_head_dim)
 
+    def count_exchanged_channels(self, ranks: int) -> tuple[int, int]:
+        """Return the channels of a position that go out before the rule and come back after it,
+        where ranks exchange heads for positions.
+
+        Args:
+            ranks: ranks that exchange. Where they are more than the key heads, each gets one that
+                others get too.
+        """
+        keys = max(ranks, self.num_key_heads) * self.key_head_dim
+        out = 2 * (keys + self.value_channels + self.num_value_heads)
+        return out, self.value_channels
+
+    def count_tail_values(self, length: int, ranks: int) -> int:
+        """Return the inputs of the convolution that a row of a ring's member sends to the others.
+
+        Args:
+            length: positions of a member.
+            ranks: ranks that exchange heads for positions inside of a member.
+        """
+        keys = max(1, self.num_key_heads // ranks) * self.key_head_dim
+        channels = 2 * keys + self.value_channels // ranks
+        return min(self.conv_kernel_dim - 1, length) * channels
+
+    def count_map_values(self, ranks: int) -> int:
+        """Return the numbers by which the positions of a row of a ring's member change the states:
+        of each a matrix, and what is added.
+
+        Args:
+            ranks: ranks that exchange heads for positions inside of a member.
+        """
+        width = self.key_head_dim + self.value_head_dim
+        return self.num_value_heads // ranks * self.key_head_dim * width
+
+    def count_map_products(self, length: int) -> int:
+        """Return the multiplications that the members of a ring do to find these numbers of a row.
+
+        Args:
+            length: positions of the row.
+        """
+        return 2 * self.count_chunks(length) * self.chunk_length * self.count_map_values(1)
+
     def count_state_values(self) -> int:
         """Return the numbers that generation keeps of a row: the states, and the last inputs of
         the convolution.
@@ -212,9 +253,12 @@ class GatedDeltaConfig(BaseAttentionConfig):
 
         The arguments are those of MultiHeadAttentionConfig.
         """
+        # Of more ranks than key heads each has one that others have too.
+        ranks = 1 if shape.has_ring else shape.context
+        keys = max(ranks, self.num_key_heads) * self.key_head_dim
         widths = {
-            "queries": self.key_channels,
-            "keys": self.key_channels,
+            "queries": keys,
+            "keys": keys,
             "values": self.value_channels,
             "output gate": self.value_channels,
             "shares of updates": self.num_value_heads,
@@ -223,6 +267,7 @@ class GatedDeltaConfig(BaseAttentionConfig):
         for name, width in widths.items():
             yield SavedTensor(name, shape.compute_sharded_bytes(width), "product")
         chunks = FP32_BYTES * shape.sequences * self.count_chunk_values(shape.length)
+        chunks //= shape.context
         yield SavedTensor(
             "chunks, computed again", chunks, "pointwise", is_saved=False, is_needed=False
         )

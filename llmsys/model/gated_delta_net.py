@@ -21,6 +21,7 @@ from llmsys.model.gated_delta_rule import (
     number_segments,
 )
 from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.state_exchange import StateExchange
 
 # B rows, T positions, D width, G key heads, S value heads of a key head, K channels of a key, V of
 # a value, C channels of the convolution
@@ -72,6 +73,8 @@ class GatedDeltaNet(nn.Module):
         super().__init__()
         self.layer = layer
         self.config = attention
+        # Where several ranks hold the positions of a row; given from outside.
+        self.exchange: StateExchange | None = None
         hidden, heads = config.hidden_size, attention.num_value_heads
         keys, values = attention.key_channels, attention.value_channels
         self.q_proj = nn.Linear(hidden, keys, bias=False)
@@ -108,6 +111,13 @@ class GatedDeltaNet(nn.Module):
                 self.a_proj,
             )
         ]
+        exchange = self.exchange
+        if exchange is not None and not exchange.is_sharded:
+            exchange = None
+        if exchange is not None:
+            groups, heads = self.config.num_key_heads, self.config.num_value_heads
+            projected = exchange.exchange_positions(projected, (groups, groups, *[heads] * 4))
+        tail_BTC = self._fetch_tail(projected)
         if context.cache is not None:
             mixed_BTH = self._continue_rows(projected, context.cache, self.layer + context.step)
         elif torch.is_grad_enabled():
@@ -116,33 +126,63 @@ class GatedDeltaNet(nn.Module):
                 checkpoint(
                     self._mix_rows,
                     *projected,
+                    tail_BTC,
                     context.documents_BT,
                     use_reentrant=False,
                     preserve_rng_state=False,
                 ),
             )
         else:
-            mixed_BTH = self._mix_rows(*projected, context.documents_BT)
+            mixed_BTH = self._mix_rows(*projected, tail_BTC, context.documents_BT)
+        if exchange is not None:
+            mixed_BTH = exchange.return_positions(mixed_BTH)
         y_BTD: Tensor = self.o_proj(mixed_BTH)
         return y_BTD
 
-    def _mix_rows(self, *inputs: Tensor | None) -> Tensor:
-        """Return the outputs (B, T, S · V) of projections, which come before document numbers."""
-        *projected, documents_BT = inputs
-        rows = cast(list[Tensor], projected)
+    def _fetch_tail(self, projected: list[Tensor]) -> Tensor:
+        """Return the inputs of the convolution before the first position: zeros, or those of other
+        ranks.
+        """
         before = self.config.conv_kernel_dim - 1
-        tail_BTC = rows[0].new_zeros(len(rows[0]), before, self.config.conv_channels)
-        segments_BT = None
+        rows = projected[:3]
+        if before and self.exchange is not None and self.exchange.is_in_ring:
+            return self.exchange.fetch_tail(
+                torch.cat([row[:, -before:] for row in rows], -1), before
+            )
+        return rows[0].new_zeros(len(rows[0]), before, sum(row.shape[-1] for row in rows))
+
+    def _mix_rows(self, *inputs: Tensor | None) -> Tensor:
+        """Return the outputs (B, T, S · V) of projections, which come before the inputs of the
+        convolution before them, and document numbers of all positions.
+        """
+        *projected, tail_BTC, documents_BT = inputs
+        assert tail_BTC is not None
+        # One more than the convolution reads tells whether a state is of the same document.
+        taps = self.config.conv_kernel_dim
+        segments_BL = None
         if documents_BT is not None:
-            segments_BT = F.pad(number_segments(documents_BT), (before, 0), value=-1)
-        return self._run_rule(rows, tail_BTC, segments_BT, None, keeps_state=False)[0]
+            segments_BL = F.pad(number_segments(documents_BT), (taps, 0), value=-1)
+        start = None
+        if self.exchange is not None and self.exchange.is_in_ring:
+            if segments_BL is not None:
+                segments_BL = self.exchange.select_neighbourhood(segments_BL, taps)
+            start = RowStart(
+                self.exchange.find_state, None if segments_BL is None else segments_BL[:, taps - 1]
+            )
+        return self._run_rule(
+            cast(list[Tensor], projected),
+            tail_BTC,
+            None if segments_BL is None else segments_BL[:, 1:],
+            start,
+            keeps_state=False,
+        )[0]
 
     def _continue_rows(self, projected: list[Tensor], cache: KeyValueCache, key: int) -> Tensor:
         """Return the outputs of positions that follow those of a cache, and keep the states after
         them.
         """
-        rows, new = projected[0].shape[:2]
-        taps, channels = self.config.conv_kernel_dim, self.config.conv_channels
+        new = projected[0].shape[1]
+        taps = self.config.conv_kernel_dim
         device = projected[0].device
         # Slots before the first one, empty slots on the left and tokens are three segments. One
         # more slot than the convolution reads tells whether the state is of the same.
@@ -150,7 +190,7 @@ class GatedDeltaNet(nn.Module):
         is_empty_BL = slots_L < cache.padding_B.to(device)[:, None]
         segments_BL = number_segments(torch.where(slots_L < 0, -2, torch.where(is_empty_BL, -1, 0)))
         start = None
-        tail_BTC = projected[0].new_zeros(rows, taps - 1, channels)
+        tail_BTC = self._fetch_tail(projected)
         if cache.length:
             tail_BTC, state = cache.layer_states[key]
             start = RowStart(state, segments_BL[:, taps - 1])
@@ -182,19 +222,18 @@ class GatedDeltaNet(nn.Module):
         """
         q, k, v, gate, b, a = projected
         config, new = self.config, q.shape[1]
-        groups = config.num_key_heads
+        # Of this rank, where others have other heads.
+        groups = q.shape[-1] // config.key_head_dim
+        conv_weight, rates, offsets = self._select_own_weights()
         # In float32 at least, as the states.
         dtype = torch.promote_types(q.dtype, torch.float32)
         inputs_BLC = torch.cat([tail_BTC, torch.cat([q, k, v], dim=-1)], dim=1).to(dtype)
         joined_BTC = F.silu(
-            apply_causal_convolution(inputs_BLC, self.conv_weight.to(dtype), segments_BL)
+            apply_causal_convolution(inputs_BLC, conv_weight.to(dtype), segments_BL)
         )
-        keys, values = config.key_channels, config.value_channels
-        q, k, v = joined_BTC.split([keys, keys, values], dim=-1)
+        q, k, v = joined_BTC.split([one.shape[-1] for one in (q, k, v)], dim=-1)
         q, k = (normalize_heads(x.unflatten(-1, (groups, -1))) for x in (q, k))
-        log_decay_BTH = -self.A_log.to(dtype).exp() * F.softplus(
-            a.to(dtype) + self.dt_bias.to(dtype)
-        )
+        log_decay_BTH = -rates.to(dtype).exp() * F.softplus(a.to(dtype) + offsets.to(dtype))
         y_BTGSV, state = apply_gated_delta_rule(
             q,
             k,
@@ -210,3 +249,22 @@ class GatedDeltaNet(nn.Module):
         normed = self.o_norm(y_BTGSV, gate.unflatten(-1, (groups, -1, config.value_head_dim)))
         mixed_BTH: Tensor = normed.flatten(2)
         return mixed_BTH, state
+
+    def _select_own_weights(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the convolution, the logarithms of rates and the offsets of this rank's heads."""
+        weights = self.conv_weight, self.A_log, self.dt_bias
+        if self.exchange is None or not self.exchange.is_sharded:
+            return weights
+        config = self.config
+        keys = self.exchange.get_head_slice(config.num_key_heads)
+        values = self.exchange.get_head_slice(config.num_value_heads)
+        parts = zip(
+            self.conv_weight.split(
+                [config.key_channels, config.key_channels, config.value_channels]
+            ),
+            (config.key_head_dim, config.key_head_dim, config.value_head_dim),
+            (keys, keys, values),
+            strict=True,
+        )
+        own = [part.unflatten(0, (-1, width))[heads].flatten(0, 1) for part, width, heads in parts]
+        return torch.cat(own), self.A_log[values], self.dt_bias[values]

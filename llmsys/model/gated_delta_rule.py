@@ -8,6 +8,7 @@ Documents need no lengths: where two positions belong to different segments of a
 between them is 0. So shapes never depend on data.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -22,12 +23,13 @@ class RowStart(NamedTuple):
     """The state that rows continue from.
 
     Attributes:
-        state_BGSKV: the state after the position before the first one.
-        segment_B: its segment.
+        state: the state after the position before the first one, (B, G, S, K, V); or what gives it
+            for the map of these positions, see `_compose_chunks`.
+        segment_B: its segment. None: one segment for each row.
     """
 
-    state_BGSKV: Tensor
-    segment_B: Tensor
+    state: Tensor | Callable[[Tensor], Tensor]
+    segment_B: Tensor | None
 
 
 class ChunkDecays(NamedTuple):
@@ -153,7 +155,10 @@ def apply_gated_delta_rule(
         read,
         decays.whole,
     )
-    state = None if start is None else start.state_BGSKV
+    state: Tensor | None = None
+    if start is not None:
+        given = start.state
+        state = given if isinstance(given, Tensor) else given(_compose_chunks(parts))
     y_BGSNCV, state = _scan_chunks(parts, state, keeps_state=keeps_state)
     y_BTGSV = y_BGSNCV.flatten(3, 4).permute(0, 3, 1, 2, 4)
     return y_BTGSV[:, :length], state
@@ -193,6 +198,20 @@ def _compute_decays(
         decays.tail * (segments == ends[..., None]),
         decays.whole * (ends == incoming),
     )
+
+
+def _compose_chunks(parts: tuple[Tensor, ...]) -> Tensor:
+    """Return how all chunks together change a state: a matrix (B, G, S, K, K) that it is multiplied
+    with, and beside it what is added (B, G, S, K, V).
+    """
+    _, _, *rest = parts
+    width = parts[2].shape[-1]
+    change = torch.eye(width, dtype=parts[2].dtype, device=parts[2].device)
+    change = F.pad(change, (0, parts[3].shape[-1]))
+    for keys, written, read, whole in zip(*(part.unbind(3) for part in rest), strict=True):
+        new = F.pad(written, (width, 0)) - read @ change
+        change = change * whole[..., None, None] + keys.mT @ new
+    return change
 
 
 def _scan_chunks(

@@ -168,6 +168,15 @@ def _find_linear_violations(context: int, model: ModelConfig) -> Iterator[Violat
             f"ranks. Use context={format_choices(list_divisors(heads))}, or "
             "layout.context_kind=ring, whose ranks share heads.",
         )
+    elif linear.kind == "mamba2" and linear.num_key_heads % context:
+        groups = linear.num_key_heads
+        yield Violation(
+            "context",
+            f"{groups} key heads of linear_attention.kind=mamba2, over each of which outputs have "
+            f"a norm, cannot be divided over context={context} ranks. Use "
+            f"context={format_choices(list_divisors(groups))}, or layout.context_kind=ring, whose "
+            "ranks share heads.",
+        )
     elif not _can_share_heads(linear.num_key_heads, context):
         what = "key heads of linear_attention"
         yield _build_head_violation("context", context, linear.num_key_heads, what)

@@ -64,12 +64,14 @@ class StateExchange(Protocol):
             (B, before + L).
         """
 
-    def find_state(self, map_BGSKM: Tensor) -> Tensor:
-        """Return the state before this rank's positions, from the maps of all ranks. Collective.
+    def find_state(self, matrix_BGSKM: Tensor, offset_BGSKV: Tensor) -> Tensor:
+        """Return the state before this rank's positions, from how those of all ranks change one.
+        Collective.
 
         Args:
-            map_BGSKM: How this rank's positions change a state (K by V): a K by K matrix, and
-                beside it what is added. (B, G, S, K, K + V).
+            matrix_BGSKM: What this rank's positions multiply a state with: K by K, or a column of
+                one decay.
+            offset_BGSKV: What they add.
 
         Returns:
             (B, G, S, K, V).

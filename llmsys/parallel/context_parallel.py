@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from llmsys.model.gated_delta_net import GatedDeltaNet
 from llmsys.model.latent_attention import MultiHeadLatentAttention
+from llmsys.model.linear_mixer import LinearMixer
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.multi_head_attention import AttentionProjections
 from llmsys.model.normalization import RMSNorm
@@ -42,7 +42,7 @@ def divide_attention(model: Transformer, sharding: SequenceSharding) -> None:
     """
     for block in model.modules():
         attention = block.attention if isinstance(block, TransformerBlock) else None
-        if isinstance(attention, GatedDeltaNet):
+        if isinstance(attention, LinearMixer):
             attention.exchange = HeadExchange(sharding)
             continue
         if isinstance(attention, MultiHeadLatentAttention):

@@ -6,9 +6,10 @@ of heads for positions is needed (Ulysses, Jacobs 2023, arXiv:2309.14509, 3.1): 
 layer go out in one message, and its outputs come back in another.
 
 In a ring a member has neighbouring positions of some heads. How they change a state is an affine
-map, a matrix and an offset of the state's size. All maps are gathered, and each rank applies those
-of the members before it to a state of zeros: one message, whatever the length. The convolution gets
-the last inputs of the member before. Documents are those of full sequences.
+map: a matrix (of Mamba-2 one decay) and an offset of the state's size. All maps are gathered, and
+each rank applies those of the members before it to a state of zeros: one message, whatever the
+length. The convolution gets the last inputs of the member before. Documents are those of full
+sequences.
 """
 
 from collections.abc import Sequence
@@ -76,15 +77,17 @@ class HeadExchange:
         length = (x_BT.shape[1] - before) // ring.size
         return x_BT.narrow(1, ring.rank * length, before + length)
 
-    def find_state(self, map_BGSKM: Tensor) -> Tensor:
+    def find_state(self, matrix_BGSKM: Tensor, offset_BGSKV: Tensor) -> Tensor:
         """Implement `StateExchange.find_state`."""
         ring = self.sharding.ring
-        maps = all_gather(map_BGSKM[None], ring.group, 0)
-        size = map_BGSKM.shape[-2]
+        size = matrix_BGSKM.shape[-1]
+        # One message.
+        maps = all_gather(torch.cat([matrix_BGSKM, offset_BGSKV], -1)[None], ring.group, 0)
         # A sum of nothing: the first member takes part in the backward pass of the gather too.
         state = maps[:0, ..., size:].sum(0)
         for one in maps[: ring.rank]:
-            state = one[..., :size] @ state + one[..., size:]
+            matrix, offset = one[..., :size], one[..., size:]
+            state = (matrix @ state if size > 1 else matrix * state) + offset
         return state
 
     def return_positions(self, y_BTW: Tensor) -> Tensor:

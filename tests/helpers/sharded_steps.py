@@ -84,10 +84,19 @@ EXPERTS: dict[str, ModelConfig] = {
     ),
 }
 GATED_DELTA: dict[str, Any] = {
+    "kind": "gated_delta",
     "num_key_heads": 2,
     "num_value_heads": 4,
     "key_head_dim": 6,
     "value_head_dim": 5,
+    "chunk_length": 3,
+}
+MAMBA2: dict[str, Any] = {
+    "kind": "mamba2",
+    "num_key_heads": 2,
+    "num_value_heads": 4,
+    "key_head_dim": 5,
+    "value_head_dim": 6,
     "chunk_length": 3,
 }
 LINEAR: dict[str, Any] = {
@@ -98,6 +107,7 @@ GATED: dict[str, Any] = {"kind": "multi_head", "output_gate": True, "qkv_bias": 
 HYBRIDS: dict[str, ModelConfig] = {
     "gated attention": build_tiny_config(attention=GATED),
     "gated delta": build_tiny_config(attention=GATED, num_hidden_layers=3, **LINEAR),
+    "mamba2": build_tiny_config(num_hidden_layers=3, **(LINEAR | {"linear_attention": MAMBA2})),
     "gated delta, experts, multi-token prediction": build_tiny_moe_config(
         num_hidden_layers=3, multi_token_prediction={"depth": 1}, **LINEAR
     ),

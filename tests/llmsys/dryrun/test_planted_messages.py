@@ -32,6 +32,7 @@ CAPACITY = (
 )
 HYBRID = (
     "model.layer_types=[linear_attention,full_attention]",
+    "model.linear_attention.kind=gated_delta",
     "model.linear_attention.num_key_heads=2",
     "model.linear_attention.num_value_heads=8",
     "model.linear_attention.key_head_dim=8",

@@ -51,6 +51,7 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("gated attention", TENSOR),
         ("gated attention", CONTEXT),
         ("gated delta", CONTEXT),
+        ("mamba2", CONTEXT),
         (
             "gated delta, experts, multi-token prediction",
             ParallelLayout(context=2, expert=2),
@@ -85,6 +86,8 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("gated delta", ParallelLayout(context=4), "full"),
         ("gated delta", ParallelLayout(context=4, context_kind="ring"), "full"),
         ("gated delta", ParallelLayout(context=4, context_kind="ulysses_ring")),
+        ("mamba2", ParallelLayout(context=4, context_kind="ring")),
+        ("mamba2", ParallelLayout(context=4, context_kind="ulysses_ring"), "selective"),
     ],
 }
 

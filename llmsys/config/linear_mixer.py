@@ -1,4 +1,4 @@
-"""What the kinds of `model.linear_attention` share: heads, a convolution, chunks and states.
+"""Base of the kinds of `model.linear_attention`: heads, a convolution, chunks and states.
 
 A kind answers the same questions as one of `model.attention`: parameters, products, saved tensors.
 """

@@ -1,4 +1,4 @@
-"""What mixers with a state share: projections, a short causal convolution, recomputation, a cache
+"""Base of mixers with a state: projections, a short causal convolution, recomputation, a cache
 for generation, and the exchange of positions between ranks.
 """
 
@@ -119,7 +119,7 @@ class LinearMixer(nn.Module):
             (B, T, channels of the values), and the last state or None.
         """
 
-    def convolve(
+    def apply_convolution(
         self, projected: list[Tensor], tail_BTC: Tensor, segments_BL: Tensor | None
     ) -> list[Tensor]:
         """Return queries, keys and values after the convolution and silu, in float32 at least, as

@@ -75,7 +75,7 @@ class Mamba2Mixer(LinearMixer):
         """Implement `LinearMixer.run_rule`."""
         gate, a = projected[3:]
         sizes, new = self.sizes, gate.shape[1]
-        q, k, v = self.convolve(projected, tail_BTC, segments_BL)
+        q, k, v = self.apply_convolution(projected, tail_BTC, segments_BL)
         # Of this rank, where others have other heads.
         groups = q.shape[-1] // sizes.key_head_dim
         dtype = v.dtype

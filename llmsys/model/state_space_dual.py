@@ -60,7 +60,7 @@ def apply_state_space_dual(
     if start is not None:
         given = start.state
         state = given if isinstance(given, Tensor) else given(*_compose_chunks(added, decays.whole))
-    states, state = _pass_states(added, decays.whole, state)
+    states, state = _scan_states(added, decays.whole, state)
     if states:
         first = y.shape[3] - len(states)
         q_seen = q[:, :, :, first:] * decays.head[:, :, :, first:, :, None]
@@ -70,7 +70,7 @@ def apply_state_space_dual(
     return y_BTGSV[:, :length], state if keeps_state else None
 
 
-def _pass_states(
+def _scan_states(
     added: Tensor, whole: Tensor, state: Tensor | None
 ) -> tuple[list[Tensor], Tensor | None]:
     """Return the state before each chunk that has one, and the last state; `added` has an entry for
@@ -90,6 +90,6 @@ def _compose_chunks(added: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
     """Return how all chunks together change a state: a column of one decay (B, G, S, K, 1), and
     what is added (B, G, S, K, V).
     """
-    _, offset = _pass_states(added, whole, None)
+    _, offset = _scan_states(added, whole, None)
     assert offset is not None
     return whole.prod(-1)[..., None, None].expand(*offset.shape[:-1], 1), offset

@@ -63,6 +63,9 @@ def test_a_run_is_refused(changes: dict[str, Any], message: str) -> None:
         ({"num_key_heads": 2, "num_value_heads": 2},
          "2 value heads of linear_attention cannot be divided over context=4 ranks. Use context=1 "
          "or 2, or layout.context_kind=ring"),
+        ({"kind": "mamba2", "num_key_heads": 2, "num_value_heads": 8},
+         "2 key heads of linear_attention.kind=mamba2, over each of which outputs have a norm, "
+         "cannot be divided over context=4 ranks. Use context=1 or 2, or"),
         ({"num_key_heads": 6, "num_value_heads": 12},
          "6 key heads of linear_attention cannot be divided over context=4 ranks"),
     ],

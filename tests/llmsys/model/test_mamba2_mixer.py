@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.bamba.configuration_bamba import BambaConfig
 from transformers.models.bamba.modeling_bamba import BambaMixer
@@ -17,9 +18,11 @@ from transformers.models.bamba.modeling_bamba import BambaMixer
 from llmsys.config.linear_attention import Mamba2Config
 from llmsys.config.model import ModelConfig
 from llmsys.model.forward_context import ContextBuilder, ForwardContext
+from llmsys.model.initialization import initialize_parameters
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.mamba2_mixer import Mamba2Mixer
 from llmsys.model.state_space_dual import apply_state_space_dual
+from llmsys.model.transformer import Transformer
 from tests.llmsys.model.test_gated_delta_net import collect, draw_documents
 
 HIDDEN, GROUPS, SHARE, KEY, VALUE, ROWS = 24, 2, 3, 10, 8, 2
@@ -202,3 +205,16 @@ def test_a_cache_with_empty_slots_continues_rows(pieces: tuple[int, ...]) -> Non
             expected = theirs(x_BTD[row : row + 1, padding:])
             found = torch.cat(outputs, 1)[row : row + 1, padding:]
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_initial_steps_and_rates_are_within_their_ranges() -> None:
+    model = Transformer(build_model_config(8))
+    initialize_parameters(model, 0)
+    mixer = model.get_submodule("blocks.0.attention")
+    steps_H = F.softplus(mixer.get_parameter("dt_bias").detach())
+    rates_H = mixer.get_parameter("A_log").detach().exp()
+    assert bool(((steps_H > 0.0009) & (steps_H < 0.101)).all())
+    assert bool(((rates_H > 0) & (rates_H <= 16)).all())
+    assert len(steps_H.unique()) == len(rates_H.unique()) == HEADS
+    assert bool((mixer.get_parameter("D") == 1).all())
+    assert not bool(mixer.get_parameter("conv_bias").any())

@@ -109,6 +109,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "BambaForCausalLM",
         GROUPED
         | {
+            "hidden_size": 32,
             "mamba_n_heads": 4,
             "mamba_n_groups": 2,
             "mamba_d_state": 6,

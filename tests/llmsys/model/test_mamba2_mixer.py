@@ -181,7 +181,8 @@ def test_chunks_equal_the_recurrence(length: int) -> None:
         if runs_chunks:
             y, _ = apply_state_space_dual(*leaves, chunk_length=8, segments_BT=documents_BT)
         else:
-            y = recur(*leaves, documents_BT)
+            q, k, v, log_decay = leaves
+            y = recur(q, k, v, log_decay, documents_BT)
         y.sin().sum().backward()
         results.append([y.detach(), *(one.grad for one in leaves)])
     for found, expected in zip(*results, strict=True):

@@ -42,7 +42,12 @@ from llmsys.parallel.sequence_sharding import SequenceSharding
 
 
 def compute_ring_order(
-    documents_BT: Tensor | None, length: int, ranks: int, device: torch.device
+    documents_BT: Tensor | None,
+    length: int,
+    ranks: int,
+    device: torch.device,
+    *,
+    is_dealt: bool = True,
 ) -> Tensor:
     """Return the positions of all ranks one after another, int64 (P, T).
 
@@ -51,6 +56,7 @@ def compute_ring_order(
         length: Positions of a row, a multiple of 2 · `ranks`.
         ranks: Ranks of the ring.
         device: Where the tensor is created.
+        is_dealt: Deal documents in chunks; False: ranks have neighbouring positions.
 
     Returns:
         The order: entry i is the position of the i-th token; rank r has the r-th N-th of them.
@@ -58,6 +64,8 @@ def compute_ring_order(
     places_T = torch.arange(length, dtype=torch.int32, device=device)
     if documents_BT is None:
         documents_BT = torch.zeros_like(places_T)[None]
+    if not is_dealt:
+        return places_T.long().expand(len(documents_BT), -1)
     opens_BT, closes_BT = find_document_ends(documents_BT, places_T)
     length_BT = closes_BT - opens_BT + 1
     chunk_BT = length_BT // (2 * ranks)
@@ -205,15 +213,15 @@ def apply_ring(model: Transformer, sharding: SequenceSharding) -> None:
     def order_positions(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tokens_BT: Tensor = args[0] if args else kwargs["tokens_BT"]
         documents_BT = kwargs.get("documents_BT")
-        if not sharding.is_sharded:
-            return
-        length, device = tokens_BT.shape[1], tokens_BT.device
-        if not model.config.has_linear_layers:
-            order_PT = compute_ring_order(documents_BT, length, sharding.ring.size, device)
-        else:
-            rows = 1 if documents_BT is None else len(documents_BT)
-            order_PT = torch.arange(length, device=device).expand(rows, -1)
-        sharding.set_ring_order(order_PT)
+        if sharding.is_sharded:
+            order_PT = compute_ring_order(
+                documents_BT,
+                tokens_BT.shape[1],
+                sharding.ring.size,
+                tokens_BT.device,
+                is_dealt=not model.config.has_linear_layers,
+            )
+            sharding.set_ring_order(order_PT)
 
     model.register_forward_pre_hook(order_positions, with_kwargs=True)
     for module in model.modules():

@@ -1,25 +1,17 @@
 """Linear attention by layer (`model.linear_attention`): mixers with a state of fixed size, for the
 layers that `model.layer_types` calls linear_attention.
 
-A kind answers the same questions as one of `model.attention`: parameters, products, saved tensors.
-Its module is in llmsys/model/gated_delta_net.py.
+Their modules are in llmsys/model/gated_delta_net.py and mamba2_mixer.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.attention import BaseAttentionConfig
+from llmsys.config.linear_mixer import BaseLinearAttentionConfig
 from llmsys.config.model_shape import ModelShape
-from llmsys.config.module_tensors import (
-    FP32_BYTES,
-    ActivationShape,
-    ParameterTensor,
-    SavedTensor,
-    ScoreShape,
-    iter_linear_parameters,
-)
+from llmsys.config.module_tensors import ParameterTensor, iter_linear_parameters
 from llmsys.config.section import find_nearest, list_divisors
 from llmsys.errors import Violation
 
@@ -27,7 +19,7 @@ from llmsys.errors import Violation
 ATTENTION_KINDS = ("multi_head", "latent")
 
 
-class GatedDeltaConfig(BaseAttentionConfig):
+class GatedDeltaConfig(BaseLinearAttentionConfig):
     """The gated delta rule (Yang 2024, arXiv:2412.06464), as Qwen3-Next has it.
 
     A head keeps a matrix of keys by values. Each position lets it decay, and replaces a share of
@@ -36,20 +28,7 @@ class GatedDeltaConfig(BaseAttentionConfig):
     """
 
     kind: Literal["gated_delta"] = "gated_delta"
-    has_own_mask: ClassVar[bool] = True
-    recomputes_scores: ClassVar[bool] = True
-    num_key_heads: int = Field(16, ge=1, description="Heads of queries and of keys.")
-    num_value_heads: int = Field(
-        32, ge=1, description="Heads of values, each with its state; several share a key."
-    )
-    key_head_dim: int = Field(128, ge=1, description="Channels of a query or key head.")
-    value_head_dim: int = Field(128, ge=1, description="Channels of a value head.")
-    conv_kernel_dim: int = Field(
-        4, ge=1, description="Positions that the convolution reads, the own one included."
-    )
-    chunk_length: int = Field(
-        64, ge=1, description="Positions computed at once; the state goes from chunk to chunk."
-    )
+    head_numbers: ClassVar[dict[str, str]] = {"b_proj": "shares of updates", "a_proj": "decays"}
 
     max_initial_decay: float = Field(
         16.0,
@@ -59,27 +38,9 @@ class GatedDeltaConfig(BaseAttentionConfig):
     )
 
     @property
-    def key_channels(self) -> int:
-        """Channels of all key heads."""
-        return self.num_key_heads * self.key_head_dim
-
-    @property
-    def value_channels(self) -> int:
-        """Channels of all value heads."""
-        return self.num_value_heads * self.value_head_dim
-
-    @property
-    def conv_channels(self) -> int:
-        """Channels of queries, keys and values, in this order."""
-        return 2 * self.key_channels + self.value_channels
-
-    def count_chunks(self, length: int) -> int:
-        """Return the chunks of a row, the last of which may be filled up.
-
-        Args:
-            length: positions of the row.
-        """
-        return -(-length // self.chunk_length)
+    def map_channels(self) -> int:
+        """Return those of a matrix of keys by keys, and of what is added."""
+        return self.key_head_dim + self.value_head_dim
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield projections, convolution, decays and the norm of the outputs.
@@ -87,44 +48,12 @@ class GatedDeltaConfig(BaseAttentionConfig):
         Args:
             model: widths of the model.
         """
-        hidden, heads = model.hidden_size, self.num_value_heads
-        outputs = {
-            "q_proj": self.key_channels,
-            "k_proj": self.key_channels,
-            "v_proj": self.value_channels,
-            "g_proj": self.value_channels,
-            "b_proj": heads,
-            "a_proj": heads,
-        }
-        for name, width in outputs.items():
-            yield from iter_linear_parameters(
-                f"attention.{name}", width, hidden, False, "attention"
-            )
-        yield ParameterTensor(
-            "attention.conv_weight", (self.conv_channels, self.conv_kernel_dim), "attention"
-        )
-        yield ParameterTensor("attention.A_log", (heads,), "attention")
-        yield ParameterTensor("attention.dt_bias", (heads,), "attention")
+        yield from self.iter_projections(model)
+        yield ParameterTensor("attention.A_log", (self.num_value_heads,), "attention")
+        yield ParameterTensor("attention.dt_bias", (self.num_value_heads,), "attention")
         yield ParameterTensor("attention.o_norm.weight", (self.value_head_dim,), "norms")
         yield from iter_linear_parameters(
-            "attention.o_proj", hidden, self.value_channels, False, "attention"
-        )
-
-    def build_score_shape(self, model: ModelShape, keys: int, *, is_causal: bool) -> ScoreShape:
-        """Return heads and channels; there are no scores of pairs.
-
-        Args:
-            model: widths of the model.
-            keys: keys of each row.
-            is_causal: always.
-        """
-        return ScoreShape(
-            self.num_value_heads,
-            self.num_key_heads,
-            self.key_head_dim,
-            self.value_head_dim,
-            keys,
-            is_causal,
+            "attention.o_proj", model.hidden_size, self.value_channels, False, "attention"
         )
 
     def count_normed_channels(self, model: ModelShape) -> int:
@@ -187,50 +116,126 @@ class GatedDeltaConfig(BaseAttentionConfig):
         tables = 4 * heads * self.chunk_length
         return positions * (inputs + keys + 2 * self._solved_channels + tables)
 
+    def count_map_products(self, length: int) -> int:
+        """Return the multiplications that the members of a ring do to find these numbers of a row.
+
+        Args:
+            length: positions of the row.
+        """
+        return 2 * self.count_chunks(length) * self.chunk_length * self.count_map_values(1)
+
     @property
     def _solved_channels(self) -> int:
         return self.num_value_heads * (self.key_head_dim + self.value_head_dim)
 
-    def count_state_values(self) -> int:
-        """Return the numbers that generation keeps of a row: the states, and the last inputs of
-        the convolution.
-        """
-        tail = (self.conv_kernel_dim - 1) * self.conv_channels
-        return self.num_value_heads * self.key_head_dim * self.value_head_dim + tail
 
-    def iter_saved_tensors(
-        self,
-        model: ModelShape,
-        scores: ScoreShape,
-        shape: ActivationShape,
-        *,
-        is_rotated: bool,
-        are_queries_saved: bool,
-        are_keys_saved: bool,
-    ) -> Iterator[SavedTensor]:
-        """Yield the projections, what the backward pass makes of them again, and the output.
+class Mamba2Config(BaseLinearAttentionConfig):
+    """Mamba-2, the state space dual (Dao and Gu 2024, arXiv:2405.21060).
 
-        The arguments are those of MultiHeadAttentionConfig.
+    A head keeps a matrix of keys by values. Each position lets it decay by exp(-rate · step), and
+    adds its key times its value, times the step. Queries, keys and values (C, B and x there) go
+    through a short causal convolution; outputs have a share of the value, a gate, and a norm over
+    the heads of a key. The backward pass computes all between the projections again.
+    """
+
+    kind: Literal["mamba2"] = "mamba2"
+    head_numbers: ClassVar[dict[str, str]] = {"a_proj": "steps"}
+
+    num_key_heads: int = Field(
+        1, ge=1, description="Heads of queries and of keys: groups of C and B (n_groups)."
+    )
+    num_value_heads: int = Field(
+        64, ge=1, description="Heads of values, each with its state; several share a key."
+    )
+    key_head_dim: int = Field(
+        128, ge=1, description="Channels of a query or key head: size of the state (d_state)."
+    )
+    value_head_dim: int = Field(64, ge=1, description="Channels of a value head (headdim).")
+    conv_bias: bool = Field(True, description="The convolution adds a trained vector.")
+    max_initial_decay: float = Field(
+        16.0,
+        gt=0,
+        description="Initial rates of decay are uniform from 0 to this. A position multiplies a "
+        "state by exp(-step · rate), with steps of 0.001 to 0.1 at first.",
+    )
+
+    @property
+    def map_channels(self) -> int:
+        """Return that of one decay, and those of what is added."""
+        return 1 + self.value_head_dim
+
+    def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield projections, convolution, decays, shares of values and the norm of the outputs.
+
+        Args:
+            model: widths of the model.
         """
-        widths = {
-            "queries": self.key_channels,
-            "keys": self.key_channels,
-            "values": self.value_channels,
-            "output gate": self.value_channels,
-            "shares of updates": self.num_value_heads,
-            "decays": self.num_value_heads,
-        }
-        for name, width in widths.items():
-            yield SavedTensor(name, shape.compute_sharded_bytes(width), "product")
-        chunks = FP32_BYTES * shape.sequences * self.count_chunk_values(shape.length)
-        yield SavedTensor(
-            "chunks, computed again", chunks, "pointwise", is_saved=False, is_needed=False
+        yield from self.iter_projections(model)
+        if self.conv_bias:
+            yield ParameterTensor("attention.conv_bias", (self.conv_channels,), "attention")
+        for name in ("A_log", "dt_bias", "D"):
+            yield ParameterTensor(f"attention.{name}", (self.num_value_heads,), "attention")
+        yield ParameterTensor("attention.o_norm.weight", (self.value_channels,), "norms")
+        yield from iter_linear_parameters(
+            "attention.o_proj", model.hidden_size, self.value_channels, False, "attention"
         )
-        output = shape.compute_sharded_bytes(self.value_channels)
-        yield SavedTensor("attention output", output, "pointwise")
+
+    def count_normed_channels(self, model: ModelShape) -> int:
+        """Return the channels per token of the norm of the outputs.
+
+        Args:
+            model: widths of the model.
+        """
+        return self.value_channels
+
+    def count_products(
+        self, model: ModelShape, layer: int, length: int, documents: Sequence[int] | None
+    ) -> int:
+        """Return the multiplications of a row between the projections.
+
+        Products of queries with keys belong to key heads. Within a chunk every value head has a
+        weighted sum; from the second one on a product with its state, and of all but the last one a
+        product that changes it.
+
+        Args:
+            model: widths of the model.
+            layer: number of the layer.
+            length: positions of the row.
+            documents: not used: chunks are computed as they are.
+        """
+        chunks, size = self.count_chunks(length), self.chunk_length
+        pairs = chunks * size**2 * (self.key_channels + self.value_channels)
+        return pairs + (chunks - 1) * size * 2 * self.value_channels * self.key_head_dim
+
+    def count_solve_products(self, length: int) -> int:
+        """Return 0: nothing is solved.
+
+        Args:
+            length: positions of the row.
+        """
+        return 0
+
+    def count_chunk_values(self, length: int) -> int:
+        """Return the numbers of the largest tensors between the projections of a row: queries, keys
+        and values by chunk, those with decays of each head, tables of pairs, and outputs.
+
+        Args:
+            length: positions of the row.
+        """
+        heads, positions = self.num_value_heads, self.count_chunks(length) * self.chunk_length
+        inputs = 3 * self.conv_channels + 2 * self.value_channels
+        return positions * (inputs + 2 * heads * self.key_head_dim + 3 * heads * self.chunk_length)
+
+    def count_map_products(self, length: int) -> int:
+        """Return those of the last chunk of each member; other products are those of its scan.
+
+        Args:
+            length: positions of the row.
+        """
+        return self.chunk_length * self.value_channels * self.key_head_dim
 
 
-LinearAttentionConfig = GatedDeltaConfig
+LinearAttentionConfig = Annotated[GatedDeltaConfig | Mamba2Config, Field(discriminator="kind")]
 
 
 def find_linear_violations(
@@ -257,7 +262,7 @@ def find_linear_violations(
         yield Violation(
             "linear_attention",
             "layer_types has linear_attention, but the section is missing. Set "
-            "linear_attention.kind=gated_delta.",
+            "linear_attention.kind=gated_delta or mamba2.",
         )
     if linear is None:
         return

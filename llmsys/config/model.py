@@ -253,11 +253,6 @@ class ModelConfig(Section):
         return "python" in (self.attention.kind, self.feed_forward.kind)
 
     @property
-    def has_output_gate(self) -> bool:
-        """The outputs of attention are multiplied by a gate."""
-        return bool(getattr(self.attention, "output_gate", False))
-
-    @property
     def num_blocks(self) -> int:
         """Number of blocks with separate weights."""
         return self.num_hidden_layers if self.recurrence is None and self.rnn is None else 1

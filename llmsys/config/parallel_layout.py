@@ -142,6 +142,7 @@ def _find_head_violations(tensor: int, context: int, model: ModelConfig) -> Iter
             f"ranks. Their product must be {format_choices(list_divisors(heads))}{more}.",
         )
         return
+    yield from _find_linear_violations(context, model)
     # every query head has its own key there
     if model.attention.kind == "latent":
         return
@@ -152,6 +153,33 @@ def _find_head_violations(tensor: int, context: int, model: ModelConfig) -> Iter
         yield _build_head_violation(
             "context", context, per_rank, "key-value heads of a tensor rank"
         )
+
+
+def _find_linear_violations(context: int, model: ModelConfig) -> Iterator[Violation]:
+    """Yield the heads of linear attention that context ranks cannot divide."""
+    linear = model.linear_attention
+    if linear is None:
+        return
+    heads = linear.num_value_heads
+    if heads % context:
+        yield Violation(
+            "context",
+            f"{heads} value heads of linear_attention cannot be divided over context={context} "
+            f"ranks. Use context={format_choices(list_divisors(heads))}, or "
+            "layout.context_kind=ring, whose ranks share heads.",
+        )
+    elif linear.kind == "mamba2" and linear.num_key_heads % context:
+        groups = linear.num_key_heads
+        yield Violation(
+            "context",
+            f"{groups} key heads of linear_attention.kind=mamba2, over each of which outputs have "
+            f"a norm, cannot be divided over context={context} ranks. Use "
+            f"context={format_choices(list_divisors(groups))}, or layout.context_kind=ring, whose "
+            "ranks share heads.",
+        )
+    elif not _can_share_heads(linear.num_key_heads, context):
+        what = "key heads of linear_attention"
+        yield _build_head_violation("context", context, linear.num_key_heads, what)
 
 
 def _can_share_heads(groups: int, ranks: int) -> bool:

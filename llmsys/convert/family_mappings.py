@@ -32,6 +32,7 @@ TABLES: dict[str, FamilyMapping | Callable[[ModelConfig], FamilyMapping]] = {
     "gpt_oss": decoder_mappings.GPT_OSS,
     "qwen2_moe": decoder_mappings.QWEN_MOE,
     "qwen3_moe": decoder_mappings.QWEN_MOE,
+    "bamba": hybrid_mappings.build_bamba_mapping,
     "qwen3_next": hybrid_mappings.build_qwen3_next_mapping,
     "olmoe": decoder_mappings.QWEN_MOE,
     "deepseek_v2": decoder_mappings.DEEPSEEK_V2,

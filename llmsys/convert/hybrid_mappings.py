@@ -1,4 +1,4 @@
-"""Name mappings of hybrids, whose layers mix positions in several ways: Qwen3-Next.
+"""Name mappings of hybrids, whose layers mix positions in several ways: Qwen3-Next and Bamba.
 
 Source: the parameter names of the published checkpoints, as transformers reads and writes them.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llmsys.config.linear_attention import GatedDeltaConfig
+from llmsys.config.linear_attention import GatedDeltaConfig, Mamba2Config
 from llmsys.config.model import ModelConfig
 from llmsys.convert.decoder_mappings import QWEN_MOE, TABLES, TIED
 from llmsys.convert.name_mapping import (
@@ -80,7 +80,7 @@ class ChannelConvolution:
 
 
 def _get_linear_attention(model: ModelConfig) -> GatedDeltaConfig:
-    assert model.linear_attention is not None
+    assert isinstance(model.linear_attention, GatedDeltaConfig)
     return model.linear_attention
 
 
@@ -132,3 +132,85 @@ def build_qwen3_next_mapping(model: ModelConfig) -> FamilyMapping:
         )
     )
     return FamilyMapping(shared + mixers, copies=TIED, ignored=(*TABLES, *PREDICTION))
+
+
+@dataclass(frozen=True)
+class MambaProjections:
+    """All projections of Mamba-2 in one tensor of theirs: gates, values, keys, queries, steps."""
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return the projections."""
+        linear = _get_mamba2(model)
+        keys, values = linear.key_channels, linear.value_channels
+        return list(theirs[0].split([values, values, keys, keys, linear.num_value_heads]))
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return one tensor."""
+        return [torch.cat(ours)]
+
+
+@dataclass(frozen=True)
+class MambaConvolution:
+    """Channels of Mamba-2's convolution: values, keys, queries in theirs, and the reverse in ours;
+    weights have a dim of one input channel in theirs.
+    """
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return rows of queries, keys and values."""
+        linear = _get_mamba2(model)
+        sizes = [linear.value_channels, linear.key_channels, linear.key_channels]
+        turned = [torch.cat(one.split(sizes)[::-1]) for one in theirs]
+        return [one[:, 0] if one.ndim == 3 else one for one in turned]
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return rows of values, keys and queries."""
+        linear = _get_mamba2(model)
+        sizes = [linear.key_channels, linear.key_channels, linear.value_channels]
+        turned = [torch.cat(one.split(sizes)[::-1]) for one in ours]
+        return [one[:, None] if one.ndim == 2 else one for one in turned]
+
+
+def _get_mamba2(model: ModelConfig) -> Mamba2Config:
+    assert isinstance(model.linear_attention, Mamba2Config)
+    return model.linear_attention
+
+
+def _map_mamba2(layer: int) -> tuple[NameMapping, ...]:
+    ours, theirs = f"blocks.{layer}.attention", f"model.layers.{layer}.mamba"
+    parts = tuple(f"{ours}.{one}_proj.weight" for one in ("g", "v", "k", "q", "a"))
+    convolution = {f"{ours}.conv_{one}": f"{theirs}.conv1d.{one}" for one in ("weight", "bias")}
+    return (
+        NameMapping(parts, (f"{theirs}.in_proj.weight",), MambaProjections()),
+        *map_tensors(convolution, MambaConvolution()),
+        *map_tensors({f"{ours}.{one}": f"{theirs}.{one}" for one in ("A_log", "dt_bias", "D")}),
+        *map_modules({f"{ours}.o_norm": f"{theirs}.norm", f"{ours}.o_proj": f"{theirs}.out_proj"}),
+    )
+
+
+def build_bamba_mapping(model: ModelConfig) -> FamilyMapping:
+    """Build Bamba's mapping, with the mixers layer by layer.
+
+    Args:
+        model: The architecture, for the type of each layer.
+
+    Returns:
+        The mapping.
+    """
+    ours, theirs = "blocks.{i}", "model.layers.{i}"
+    names = {
+        "embed": "model.embed_tokens",
+        "norm": "model.final_layernorm",
+        "head": "lm_head",
+        f"{ours}.attention_norm": f"{theirs}.input_layernorm",
+        f"{ours}.feed_forward_norm": f"{theirs}.pre_ff_layernorm",
+    }
+    for one in ("gate_proj", "up_proj", "down_proj"):
+        names[f"{ours}.feed_forward.{one}"] = f"{theirs}.feed_forward.{one}"
+    mixers: tuple[NameMapping, ...] = ()
+    for layer in range(model.num_hidden_layers):
+        if model.is_linear_layer(layer):
+            mixers += _map_mamba2(layer)
+            continue
+        for one in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            names[f"blocks.{layer}.attention.{one}"] = f"model.layers.{layer}.self_attn.{one}"
+    return FamilyMapping(map_modules(names) + mixers, copies=TIED, ignored=TABLES)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
 from llmsys.config.expert_sharding import must_send_once_per_rank
+from llmsys.config.linear_attention import LinearAttentionConfig
 from llmsys.config.moe import AuxiliaryLossConfig, BiasBalancingConfig, MoeConfig
 from llmsys.dryrun.collective_log import DIRECTED, Message
 from llmsys.dryrun.expected_messages import Expectation, RankContext
@@ -36,6 +37,7 @@ class Exchange:
         is_saved: Selective activation checkpointing saves what it delivers.
         is_last: Nothing after it asks for what it delivers, so a block that runs again stops
             before it.
+        is_repeated: The backward pass of its layer computes it again, under every policy.
     """
 
     forward: str
@@ -46,6 +48,7 @@ class Exchange:
     itemsize: int = 0
     is_saved: bool = False
     is_last: bool = False
+    is_repeated: bool = False
 
 
 def add_activation_messages(context: RankContext, expected: Expectation) -> None:
@@ -100,8 +103,7 @@ def _add_exchange(
     runs_again = (policy == "full" and not exchange.is_last) or (
         policy == "selective" and not exchange.is_saved
     )
-    if runs_again:
-        expected.add(one.part, forward)
+    expected.add(one.part, forward, runs_again + exchange.is_repeated)
 
 
 def _iter_exchanges(context: RankContext, layer: int) -> Iterator[Exchange]:
@@ -112,7 +114,9 @@ def _iter_exchanges(context: RankContext, layer: int) -> Iterator[Exchange]:
     positions = context.sequences * context.length // layout.context
     stream = positions * model.hidden_size
     if layout.tensor * layout.context > 1:
-        if isinstance(model.attention, LatentAttentionConfig):
+        if model.linear_attention is not None and model.is_linear_layer(layer):
+            yield from _iter_state_exchanges(context, model.linear_attention, positions)
+        elif isinstance(model.attention, LatentAttentionConfig):
             yield from _iter_latent_exchanges(context, model.attention, positions)
         else:
             yield from _iter_head_exchanges(context, positions)
@@ -152,10 +156,35 @@ def _iter_head_exchanges(context: RankContext, positions: int) -> Iterator[Excha
     yield Exchange("all_gather", "reduce_scatter", "tensor", positions * model.hidden_size)
     heads = model.num_attention_heads // layout.tensor
     groups = count_key_heads(context)
-    for count in (heads, groups, groups):
+    has_gate = isinstance(model.attention, MultiHeadAttentionConfig) and model.attention.output_gate
+    for count in (heads, groups, groups, *[heads] * has_gate):
         yield _build_head_exchange(positions * count * model.head_dim)
     yield from _iter_norm_exchanges(context)
     yield _build_head_exchange(positions * heads * model.head_dim)
+
+
+def _iter_state_exchanges(
+    context: RankContext, linear: LinearAttentionConfig, positions: int
+) -> Iterator[Exchange]:
+    """Yield the exchanges of linear attention: heads for positions and back, and over a ring the
+    last inputs of the convolution and the maps of the states.
+    """
+    members = context.layout.ring_size
+    ranks = context.layout.context // members
+    out, back = linear.count_exchanged_channels(ranks)
+    yield _build_head_exchange(positions * out)
+    if members > 1:
+        rows = members * context.sequences
+        tail = rows * linear.count_tail_values(context.length // members, ranks)
+        if tail:
+            yield Exchange("all_gather", "reduce_scatter", "ring", tail, is_saved=True)
+        maps = rows * linear.count_map_values(ranks)
+        yield Exchange(
+            *("all_gather", "reduce_scatter", "ring", maps, "float32", 4),
+            is_saved=True,
+            is_repeated=True,
+        )
+    yield _build_head_exchange(positions * back)
 
 
 def _build_head_exchange(elements: int) -> Exchange:

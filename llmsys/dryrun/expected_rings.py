@@ -6,7 +6,8 @@ straight from their owner. In a backward pass they come again, and the gradients
 
 Invariants:
 - Positions lie in zigzag order: a row is cut into 2 · N chunks, and rank r has those with the
-  numbers r and 2N - 1 - r. So which ranks see each other follows from the window alone.
+  numbers r and 2N - 1 - r. With layers of linear attention rank r has the r-th of N chunks. So
+  which ranks see each other follows from the window alone.
 """
 
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ def add_ring_messages(
     sizes = _list_pair_sizes(context)
     runs_again = context.config.train.activation_checkpoint == "full"
     for layer in reversed(layers) if one.is_backward else layers:
+        if context.config.model.is_linear_layer(layer):
+            continue
         distances = list_distances(context, layer)
         offsets = [*distances] if not one.is_backward or runs_again else []
         if one.is_backward:
@@ -111,11 +114,11 @@ def list_distances(context: RankContext, layer: int) -> tuple[int, ...]:
     window = context.config.model.get_attention_window(layer)
     if window is None or context.config.batch.attention_scope == "document":
         return tuple(range(1, ranks))
-    chunk = context.length // (2 * ranks)
+    chunks = ranks if context.config.model.has_linear_layers else 2 * ranks
     found = set()
-    for query in range(2 * ranks):
-        for key in range(2 * ranks):
-            if _is_seen(query, key, chunk, window, context.config.model):
+    for query in range(chunks):
+        for key in range(chunks):
+            if _is_seen(query, key, context.length // chunks, window, context.config.model):
                 found.add((_find_owner(query, ranks) - _find_owner(key, ranks)) % ranks)
     return tuple(sorted(found - {0}))
 
@@ -130,4 +133,5 @@ def _is_seen(query: int, key: int, chunk: int, window: int, model: ModelConfig) 
 
 
 def _find_owner(chunk: int, ranks: int) -> int:
+    """Return the rank of a chunk; of N chunks each rank has its own."""
     return min(chunk, 2 * ranks - 1 - chunk)

@@ -62,9 +62,13 @@ def _estimate_linear_seconds(bench: KernelContext) -> tuple[float, float, float]
     model, shape, device = bench.model, bench.shape, bench.device
     linear = model.linear_attention
     assert linear is not None
-    layers = len(model.linear_layers)
+    layers = float(len(model.linear_layers))
     products = linear.count_products(model, 0, shape.length, None)
     products += linear.count_solve_products(shape.length)
+    if bench.layout.ring_size > 1:
+        products += linear.count_map_products(shape.length)
+    # Ranks of a context axis have some of the heads, or of the positions.
+    layers /= bench.layout.context
     flops = 2 * layers * shape.sequences * products
     moved = FP32_BYTES * linear.count_chunk_values(shape.length) * layers * shape.sequences
     forward = flops / (device.get_peak_flops("fp32") * device.efficiency.products)
@@ -269,6 +273,9 @@ def _estimate_layer_seconds(
             traits.v_width, 16
         )
     operations = 2 * heads * pairs * width
+    if bench.layout.ring_size > 1 and bench.model.has_linear_layers:
+        # Positions are neighbours: the last rank works on all of the others' keys.
+        operations *= 2 - 1 / bench.layout.ring_size
     peak *= compute_fused_rate(2 * pairs / traits.length, traits.qk_width)
     forward = operations / (peak * efficiency.attention)
     # The scores are computed again: five products for two (Dao 2022, section 3.1).

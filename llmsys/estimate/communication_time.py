@@ -20,6 +20,7 @@ from math import inf, log2
 from llmsys.config.engine import EngineConfig
 from llmsys.config.expert_sharding import count_rank_visits, must_send_once_per_rank
 from llmsys.config.model import ModelConfig
+from llmsys.config.module_tensors import FP32_BYTES
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.kernel_context import KernelContext
 from llmsys.estimate.model_tensors import list_model_tensors
@@ -215,23 +216,53 @@ def estimate_context_parallel_seconds(
     """Exposed seconds of the context axis in one micro-batch.
 
     Without a ring queries, keys and values go out and the weighted sum comes back; the same
-    backward. Messages of a ring travel next to `attention`, the seconds of its products forward and
-    backward.
+    backward. Of linear attention all projections go out in one message, and on a ring the changes
+    of states are gathered. Messages of a ring travel next to `attention`, the seconds of its
+    products forward and backward.
     """
     layout, model = bench.layout, bench.model
     if layout.context == 1:
         return 0.0
     tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
+    ranks = layout.context // layout.ring_size
     # Queries and outputs of all heads, keys and values of their groups.
     channels = 2 * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
-    group = RankGroup(layout.context // layout.ring_size, layout.tensor)
-    one = estimate_all_to_all_seconds(
-        group, tokens * channels * bench.shape.value_bytes, bench.device
+    if getattr(model.attention, "output_gate", False):
+        channels += model.head_dim * model.num_attention_heads
+    layers = (model.num_hidden_layers - len(model.linear_layers)) / pipeline
+    kinds = [(layers, channels)]
+    if model.linear_attention is not None:
+        exchanged = sum(model.linear_attention.count_exchanged_channels(ranks))
+        kinds.append((len(model.linear_layers) / pipeline, exchanged))
+    group = RankGroup(ranks, layout.tensor)
+    one = sum(
+        count
+        * estimate_all_to_all_seconds(
+            group, tokens * channels * bench.shape.value_bytes, bench.device
+        )
+        for count, channels in kinds
     )
-    layers = model.num_hidden_layers / pipeline
     # One round forward; two backward, for keys and values again and for their gradients.
     ring = (3 + passes.recomputed) * _estimate_ring_seconds(bench) * layers
-    return (2 + passes.recomputed) * one * layers + max(0.0, ring - attention)
+    # Forward, and the backward pass computes them again.
+    one_state = _estimate_state_seconds(bench) * len(model.linear_layers) / pipeline
+    states = (3 + passes.recomputed) * one_state
+    return (2 + passes.recomputed) * one + states + max(0.0, ring - attention)
+
+
+def _estimate_state_seconds(bench: KernelContext) -> float:
+    """Seconds in which the members of a ring gather how they change the states of a layer, and the
+    last inputs of its convolution.
+    """
+    layout, linear = bench.layout, bench.model.linear_attention
+    members = layout.ring_size
+    if members == 1 or linear is None:
+        return 0.0
+    ranks = layout.context // members
+    group, rows = RankGroup(members, ranks * layout.tensor), members * bench.shape.sequences
+    tail = linear.count_tail_values(bench.shape.length // members, ranks) * bench.shape.value_bytes
+    maps = linear.count_map_values(ranks) * FP32_BYTES
+    return sum(estimate_all_gather_seconds(group, rows * one, bench.device) for one in (tail, maps))
 
 
 def _estimate_ring_seconds(bench: KernelContext) -> float:

@@ -8,7 +8,7 @@ best rate of their kind, bytes at that of the memory, and one launch.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmsys.config.linear_attention import GatedDeltaConfig
+from llmsys.config.linear_mixer import BaseLinearAttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.python_blocks import PythonAttentionConfig
@@ -115,7 +115,7 @@ def _build_attention_kernel(
     flops = 2 * pairs * scores.heads * (scores.key_channels + scores.value_channels) / tensor
     if isinstance(mixer, PythonAttentionConfig):
         flops = 2 * sequences * count_measured_products(mixer, model, last, length, None)
-    elif isinstance(mixer, GatedDeltaConfig):
+    elif isinstance(mixer, BaseLinearAttentionConfig):
         products = mixer.count_products(model, last, length, None)
         flops = 2 * sequences * (products + mixer.count_solve_products(length))
     queries = scores.heads * (scores.key_channels + scores.value_channels)

@@ -84,7 +84,12 @@ from llmsys.hugging_face.layer_windows import (
     write_windows_from,
     write_windows_with_rope,
 )
-from llmsys.hugging_face.linear_layers import read_linear_layers, write_linear_layers
+from llmsys.hugging_face.linear_layers import (
+    read_linear_layers,
+    read_mamba_layers,
+    write_linear_layers,
+    write_mamba_layers,
+)
 from llmsys.hugging_face.shared_fields import (
     Values,
     check_common_keys,
@@ -163,6 +168,7 @@ SPECIALS = {
     "windows_from": Special(read_windows_from, write_windows_from),
     "windows_with_rope": Special(read_windows_with_rope, write_windows_with_rope),
     "linear_layers": Special(read_linear_layers, write_linear_layers),
+    "mamba_layers": Special(read_mamba_layers, write_mamba_layers),
     "layers_without_rope": Special(read_layers_without_rope, write_layers_without_rope),
     "rope": Special(read_rope_section, write_rope_section),
     "rope_with_yarn": Special(read_rope_with_yarn, write_rope_section),

@@ -4,6 +4,8 @@
 of a config.json.
 """
 
+import math
+
 from llmsys.hugging_face.config_json import ConfigJsonReader
 from llmsys.hugging_face.shared_fields import Values, find_shortest_period, write_layer_types
 
@@ -36,3 +38,44 @@ def read_linear_layers(fields: ConfigJsonReader, values: Values) -> None:
 def write_linear_layers(model: Values, keys: Values) -> None:
     """Write the type of each layer."""
     keys["layer_types"] = write_layer_types(model)
+
+
+def read_mamba_layers(fields: ConfigJsonReader, values: Values) -> None:
+    """Read which layers have attention, and the width of Mamba-2's heads (Bamba)."""
+    attending = fields.read_int_list("attn_layer_indices")
+    kinds = [KINDS[layer in attending] for layer in range(values["num_hidden_layers"])]
+    linear = values["linear_attention"]
+    heads = linear["num_value_heads"]
+    inner = fields.read_int("mamba_expand") * values["hidden_size"]
+    width, rest = divmod(inner, max(1, heads))
+    linear["value_head_dim"] = max(1, width)
+    given = fields.values.get("mamba_d_head")
+    fields.ignore_keys("mamba_d_head", "time_step_limit")
+    if rest or given not in (None, "auto", width):
+        fields.add_violation(
+            "mamba_n_heads",
+            f"{heads} heads do not have mamba_expand · hidden_size = {inner} channels. Give a "
+            "divisor, and leave mamba_d_head out.",
+        )
+    # Whole numbers have no infinity in JSON, which some writers spell out.
+    limits = fields.values.get("time_step_limit")
+    if limits not in (None, [0, math.inf], [0, {"__float__": "Infinity"}]):
+        fields.add_violation(
+            "time_step_limit", f"{limits} is not supported: steps have no limits. Leave it out."
+        )
+    if "linear_attention" in kinds:
+        values["layer_types"] = find_shortest_period(kinds)
+    else:
+        values["linear_attention"] = None
+
+
+def write_mamba_layers(model: Values, keys: Values) -> None:
+    """Write the layers with attention, and the widths of Mamba-2's heads."""
+    linear = model["linear_attention"]
+    kinds = write_layer_types(model)
+    keys["attn_layer_indices"] = [
+        layer for layer, kind in enumerate(kinds) if kind == "full_attention"
+    ]
+    keys["mamba_d_head"] = linear["value_head_dim"]
+    inner = linear["num_value_heads"] * linear["value_head_dim"]
+    keys["mamba_expand"] = inner // model["hidden_size"]

@@ -8,80 +8,14 @@ Documents need no lengths: where two positions belong to different segments of a
 between them is 0. So shapes never depend on data.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmsys.model.state_chunks import RowStart, compute_decays, cut_chunks
+
 # B rows, T positions, G key heads, S value heads of a key head, K channels of a key, V of a value,
 # N chunks, C positions of a chunk, D channels of the convolution, W positions that it reads
-
-
-class RowStart(NamedTuple):
-    """The state that rows continue from.
-
-    Attributes:
-        state_BGSKV: the state after the position before the first one.
-        segment_B: its segment.
-    """
-
-    state_BGSKV: Tensor
-    segment_B: Tensor
-
-
-class ChunkDecays(NamedTuple):
-    """Decays of a chunk; 0 where they lead from one segment to another.
-
-    Attributes:
-        pair: from position j to position i, (B, G, S, N, C, C).
-        head: from before the chunk to a position, (B, G, S, N, C).
-        tail: from a position to the end of the chunk, (B, G, S, N, C).
-        whole: over the chunk, (B, G, S, N).
-    """
-
-    pair: Tensor
-    head: Tensor
-    tail: Tensor
-    whole: Tensor
-
-
-def number_segments(documents_BT: Tensor) -> Tensor:
-    """Number the runs of equal documents in each row, from 0.
-
-    Args:
-        documents_BT: document of each position.
-
-    Returns:
-        Integers, (B, T).
-    """
-    changes_BT = documents_BT[:, 1:] != documents_BT[:, :-1]
-    return F.pad(changes_BT.long(), (1, 0)).cumsum(1)
-
-
-def apply_causal_convolution(
-    x_BTD: Tensor, weight_DW: Tensor, segments_BT: Tensor | None
-) -> Tensor:
-    """Weight each position and the W - 1 before it, channel by channel.
-
-    Args:
-        x_BTD: inputs, with W - 1 positions before the first output.
-        weight_DW: weights, of the own position last.
-        segments_BT: segments of the inputs; those of other segments count as 0. None: one segment.
-
-    Returns:
-        Outputs, (B, T - W + 1, D).
-    """
-    taps = weight_DW.shape[1]
-    length = x_BTD.shape[1] - taps + 1
-    y_BTD = torch.zeros_like(x_BTD[:, :length])
-    for tap in range(taps):
-        seen_BTD = x_BTD[:, tap : tap + length] * weight_DW[:, tap]
-        if segments_BT is not None and tap < taps - 1:
-            is_same_BT = segments_BT[:, tap : tap + length] == segments_BT[:, taps - 1 :]
-            seen_BTD = seen_BTD * is_same_BT[..., None]
-        y_BTD = y_BTD + seen_BTD
-    return y_BTD
 
 
 def normalize_heads(x: Tensor) -> Tensor:
@@ -129,17 +63,17 @@ def apply_gated_delta_rule(
     length = q_BTGK.shape[1]
     fill = -length % chunk_length
     q, k = (
-        _cut_chunks(x, chunk_length, fill, heads=1)[:, :, None]
+        cut_chunks(x, chunk_length, fill, heads=1)[:, :, None]
         for x in (q_BTGK * q_BTGK.shape[-1] ** -0.5, k_BTGK)
     )
     v, log_decay, beta = (
-        _cut_chunks(x, chunk_length, fill, heads=2) for x in (v_BTGSV, log_decay_BTGS, beta_BTGS)
+        cut_chunks(x, chunk_length, fill, heads=2) for x in (v_BTGSV, log_decay_BTGS, beta_BTGS)
     )
     if segments_BT is not None:
         # Filled positions change nothing, so they may belong to the last segment.
         segments_BT = torch.cat([segments_BT, segments_BT[:, -1:].expand(-1, fill)], dim=1)
     before_B = None if start is None else start.segment_B
-    decays = _compute_decays(log_decay, segments_BT, before_B)
+    decays = compute_decays(log_decay, segments_BT, before_B)
     beta = beta[..., None]
     inputs = torch.cat([v * beta, k * (beta * decays.head[..., None])], dim=-1)
     system = (k @ k.mT) * beta * decays.pair
@@ -153,46 +87,27 @@ def apply_gated_delta_rule(
         read,
         decays.whole,
     )
-    state = None if start is None else start.state_BGSKV
+    state: Tensor | None = None
+    if start is not None:
+        given = start.state
+        state = given if isinstance(given, Tensor) else given(*_compose_chunks(parts))
     y_BGSNCV, state = _scan_chunks(parts, state, keeps_state=keeps_state)
     y_BTGSV = y_BGSNCV.flatten(3, 4).permute(0, 3, 1, 2, 4)
     return y_BTGSV[:, :length], state
 
 
-def _cut_chunks(x: Tensor, size: int, fill: int, *, heads: int) -> Tensor:
-    """Return (B, T, heads …, …) as (B, heads …, N, C, …), filled up with zeros."""
-    padded = F.pad(x, (0, 0) * (x.ndim - 2) + (0, fill))
-    filled: Tensor = padded.unflatten(1, (-1, size))
-    rest = range(3 + heads, filled.ndim)
-    return filled.permute(0, *range(3, 3 + heads), 1, 2, *rest)
-
-
-def _compute_decays(
-    log_decay_BGSNC: Tensor, segments_BT: Tensor | None, before_B: Tensor | None
-) -> ChunkDecays:
-    """Return the decays of all chunks; `before_B` is the segment before the first position, None
-    where no state comes from there.
+def _compose_chunks(parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Return how all chunks together change a state: the matrix (B, G, S, K, K) that it is
+    multiplied with, and what is added (B, G, S, K, V).
     """
-    size = log_decay_BGSNC.shape[-1]
-    total = log_decay_BGSNC.cumsum(-1)
-    last = total[..., -1:]
-    is_seen = torch.ones(size, size, dtype=torch.bool, device=total.device).tril()
-    # Of later positions the exponent is positive, and could overflow.
-    pair = (total[..., :, None] - total[..., None, :]).masked_fill(~is_seen, -torch.inf).exp()
-    decays = ChunkDecays(pair, total.exp(), (last - total).exp(), last[..., 0].exp())
-    if segments_BT is None:
-        return decays
-    segments = segments_BT.unflatten(1, (-1, size))[:, None, None]
-    ends = segments[..., -1]
-    none_yet = torch.full_like(ends[..., :1], -1)
-    first = none_yet if before_B is None else before_B[:, None, None, None]
-    incoming = torch.cat([first, ends[..., :-1]], dim=-1)
-    return ChunkDecays(
-        decays.pair * (segments[..., :, None] == segments[..., None, :]),
-        decays.head * (segments == incoming[..., None]),
-        decays.tail * (segments == ends[..., None]),
-        decays.whole * (ends == incoming),
-    )
+    _, _, *rest = parts
+    width = parts[2].shape[-1]
+    change = torch.eye(width, dtype=parts[2].dtype, device=parts[2].device)
+    change = F.pad(change, (0, parts[3].shape[-1]))
+    for keys, written, read, whole in zip(*(part.unbind(3) for part in rest), strict=True):
+        new = F.pad(written, (width, 0)) - read @ change
+        change = change * whole[..., None, None] + keys.mT @ new
+    return change[..., :width], change[..., width:]
 
 
 def _scan_chunks(

@@ -52,6 +52,8 @@ RESIDUAL_OUTPUTS = ("attention.o_proj", "down_proj")
 DEEPNORM_SCALED = ("v_proj", "o_proj", "kv_b_proj", "gate_proj", "up_proj", "down_proj")
 # The least rate of decay of linear attention, over the largest: its logarithm is finite.
 MIN_DECAY_SHARE = 1 / 1600
+# The least and the largest initial step of Mamba-2, as in the authors' code.
+INITIAL_STEPS = (0.001, 0.1)
 TABLES = ("embed", "positions", "token_types", "relative_bias", "head")
 
 
@@ -123,22 +125,32 @@ def _compute_linear_attention_value(
 ) -> Tensor | None:
     """Return the whole initial value of a vector of linear attention; None for other parameters.
 
-    Rates of decay are uniform from 0, and steps softplus(1), as in Qwen3-Next.
+    Rates of decay are uniform from 0. Steps are softplus(1), as in Qwen3-Next; of Mamba-2 their
+    logarithms are uniform from 0.001 to 0.1.
     """
     linear = config.linear_attention
     if linear is None:
         return None
     match name.rpartition("attention.")[2]:
         case "A_log":
-            whole = [(0, length) for length in shape]
-            drawn = draw_normal(_compute_parameter_key(name, seed), shape, whole)
-            uniform = 0.5 * (1 + torch.erf(drawn.double() / math.sqrt(2)))
-            rates = linear.max_initial_decay * uniform.clamp(min=MIN_DECAY_SHARE)
-            return rates.log().float()
-        case "dt_bias" | "o_norm.weight":
+            share = _draw_uniform(name, shape, seed).clamp(min=MIN_DECAY_SHARE)
+            return (linear.max_initial_decay * share).log().float()
+        case "dt_bias" if linear.kind == "mamba2":
+            low, high = (math.log(step) for step in INITIAL_STEPS)
+            steps = (low + (high - low) * _draw_uniform(name, shape, seed)).exp()
+            # The inverse of softplus.
+            return (steps + torch.log(-torch.expm1(-steps))).float()
+        case "dt_bias" | "D" | "o_norm.weight":
             return torch.ones(shape)
         case _:
             return None
+
+
+def _draw_uniform(name: str, shape: tuple[int, ...] | torch.Size, seed: int) -> Tensor:
+    """Return numbers from 0 to 1, float64."""
+    whole = [(0, length) for length in shape]
+    drawn = draw_normal(_compute_parameter_key(name, seed), shape, whole)
+    return 0.5 * (1 + torch.erf(drawn.double() / math.sqrt(2)))
 
 
 def _compute_own_value(config: ModelConfig, name: str, shape: tuple[int, ...]) -> Tensor | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
-from llmsys.config.linear_attention import GatedDeltaConfig
+from llmsys.config.linear_attention import GatedDeltaConfig, Mamba2Config
 from llmsys.config.long_attention import LinformerAttentionConfig, LongformerAttentionConfig
 from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model import ModelConfig
@@ -36,6 +36,7 @@ from llmsys.model.gated_delta_net import GatedDeltaNet
 from llmsys.model.latent_attention import MultiHeadLatentAttention
 from llmsys.model.long_attention import LinformerAttention, LongformerAttention
 from llmsys.model.lsh_attention import LshAttention
+from llmsys.model.mamba2_mixer import Mamba2Mixer
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_head_attention import CrossAttention, MultiHeadAttention
 from llmsys.model.normalization import build_norm
@@ -255,6 +256,8 @@ def build_attention(config: ModelConfig, layer: int) -> nn.Module:
     match config.get_mixer(layer):
         case GatedDeltaConfig() as attention:
             return GatedDeltaNet(config, attention, layer)
+        case Mamba2Config() as attention:
+            return Mamba2Mixer(config, attention, layer)
         case LatentAttentionConfig() as attention:
             return MultiHeadLatentAttention(config, attention, layer)
         case LongformerAttentionConfig() as attention:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from llmsys.model.latent_attention import MultiHeadLatentAttention
+from llmsys.model.linear_mixer import LinearMixer
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.multi_head_attention import AttentionProjections
 from llmsys.model.normalization import RMSNorm
@@ -26,6 +27,7 @@ from llmsys.model.transformer_block import TransformerBlock
 from llmsys.parallel.collectives import all_reduce
 from llmsys.parallel.fp8 import apply_linear
 from llmsys.parallel.sequence_sharding import SequenceSharding, replace_forward
+from llmsys.parallel.state_exchange import HeadExchange
 from llmsys.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 # B rows, T positions, W width of some heads side by side, G key-value heads
@@ -40,6 +42,9 @@ def divide_attention(model: Transformer, sharding: SequenceSharding) -> None:
     """
     for block in model.modules():
         attention = block.attention if isinstance(block, TransformerBlock) else None
+        if isinstance(attention, LinearMixer):
+            attention.exchange = HeadExchange(sharding)
+            continue
         if isinstance(attention, MultiHeadLatentAttention):
             _divide_latent_attention(attention, sharding)
         elif isinstance(attention, AttentionProjections):
@@ -57,6 +62,8 @@ def _divide_heads(attention: AttentionProjections, sharding: SequenceSharding) -
     groups = attention.k_proj.out_features // attention.head_dim
     shared = KeyValueHeadSharding(attention.heads, groups, attention.head_dim, sharding)
     replace_forward(attention.q_proj, _QueryProjection(attention.q_proj, sharding))
+    if attention.has_output_gate:
+        replace_forward(attention.g_proj, _QueryProjection(attention.g_proj, sharding))
     for linear in (attention.k_proj, attention.v_proj):
         replace_forward(linear, _KeyValueProjection(linear, sharding, shared))
     if attention.norms == "full":  # norms of single heads need no communication

@@ -38,6 +38,7 @@ class RingMask(DistributedMask):
         distances: Steps that are made, 0 first; a window leaves out those in which no rank sees a
             key.
         is_fused: Flash attention applies.
+        is_dealt: Positions are in zigzag order; False: ranks have neighbouring ones.
         slopes_H: ALiBi's slopes of this rank's heads.
     """
 
@@ -47,6 +48,7 @@ class RingMask(DistributedMask):
     upper_PL: Tensor
     distances: tuple[int, ...]
     is_fused: bool
+    is_dealt: bool
     slopes_H: Tensor | None = None
 
     def compute_attention(
@@ -71,7 +73,7 @@ class RingMask(DistributedMask):
             list(self.distances),
         )
         out_BLHV: Tensor = run_ring(
-            q, k, v, sinks_H, *places, self.is_fused, scale, softcap, self.group
+            q, k, v, sinks_H, *places, self.is_fused, self.is_dealt, scale, softcap, self.group
         )[0]
         return out_BLHV
 
@@ -128,6 +130,7 @@ def compute_ring(
     upper_PL: Tensor,
     distances: list[int],
     is_fused: bool,
+    is_dealt: bool,
     scale: float,
     softcap: float | None,
     group: str,
@@ -146,6 +149,7 @@ def compute_ring(
         upper_PL: See `RingMask`.
         distances: See `RingMask`.
         is_fused: See `RingMask`.
+        is_dealt: See `RingMask`.
         scale: Factor on the scores.
         softcap: Cap of the scores.
         group: Name of the process group.
@@ -155,7 +159,8 @@ def compute_ring(
     """
     # Operators take strings, not process groups.
     ring = _Ring(dist.distributed_c10d._resolve_process_group(dist.GroupName(group)))
-    rule = _build_rule(ring, positions_PNL, lower_PL, upper_PL, slopes_H, is_fused, scale, softcap)
+    kinds = (is_fused, is_dealt, scale, softcap)
+    rule = _build_rule(ring, positions_PNL, lower_PL, upper_PL, slopes_H, *kinds)
     out = q.new_zeros((*q.shape[:3], v.shape[-1]), dtype=torch.float32)
     # The identity of `merge_block`: no keys so far.
     lse_BHL = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
@@ -198,6 +203,7 @@ def compute_ring_gradients(
     upper_PL: Tensor,
     distances: list[int],
     is_fused: bool,
+    is_dealt: bool,
     scale: float,
     softcap: float | None,
     group: str,
@@ -218,6 +224,7 @@ def compute_ring_gradients(
         upper_PL: Last positions.
         distances: Steps.
         is_fused: Whether flash attention applies.
+        is_dealt: Whether positions are in zigzag order.
         scale: Factor on the scores.
         softcap: Cap of the scores.
         group: Name of the process group.
@@ -226,7 +233,8 @@ def compute_ring_gradients(
         Gradients, in the dtypes of q, k and v.
     """
     ring = _Ring(dist.distributed_c10d._resolve_process_group(dist.GroupName(group)))
-    rule = _build_rule(ring, positions_PNL, lower_PL, upper_PL, slopes_H, is_fused, scale, softcap)
+    kinds = (is_fused, is_dealt, scale, softcap)
+    rule = _build_rule(ring, positions_PNL, lower_PL, upper_PL, slopes_H, *kinds)
     dq = q.new_zeros(q.shape, dtype=torch.float32)
     totals = tuple[Tensor, ...]()
     returning = tuple[Tensor, ...]()
@@ -282,11 +290,13 @@ def _build_rule(
     upper_PL: Tensor,
     slopes_H: Tensor | None,
     is_fused: bool,
+    is_dealt: bool,
     scale: float,
     softcap: float | None,
 ) -> BlockRule:
     own_PL = positions_PNL[:, ring.group.rank()]
-    return BlockRule(scale, softcap, is_fused, "own", own_PL, own_PL, lower_PL, upper_PL, slopes_H)
+    places = (own_PL, own_PL, lower_PL, upper_PL, slopes_H)
+    return BlockRule(scale, softcap, is_fused, is_dealt, "own", *places)
 
 
 def _select_source(rule: BlockRule, ring: _Ring, distance: int, positions_PNL: Tensor) -> BlockRule:
@@ -314,7 +324,7 @@ def _run_backward(ctx: Any, dout: Tensor, _: None) -> tuple[Tensor | None, ...]:
             -((sinks_H.float()[:, None] - lse_BHL).exp() * dots_BHL).sum((0, 2)).to(sinks_H.dtype)
         )
     # The inputs without gradients, from the slopes to the group.
-    return *gradients, dsinks_H, *[None] * 9
+    return *gradients, dsinks_H, *[None] * 10
 
 
 run_ring.register_autograd(_run_backward, setup_context=_save_inputs)

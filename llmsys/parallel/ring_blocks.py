@@ -35,8 +35,8 @@ class BlockRule:
     Attributes:
         scale: Factor on the scores.
         softcap: Scores become cap · tanh(score / cap) before the bias is added.
-        is_fused: Positions are in zigzag order without documents or windows, so that flash
-            attention applies.
+        is_fused: There are no documents or windows, so that flash attention applies.
+        is_dealt: Positions are in zigzag order; False: ranks have neighbouring ones.
         side: The source of the keys.
         queries_PL: Positions of the queries.
         keys_PS: Positions of the keys, ascending in each row.
@@ -48,6 +48,7 @@ class BlockRule:
     scale: float
     softcap: float | None
     is_fused: bool
+    is_dealt: bool
     side: Side
     queries_PL: Tensor
     keys_PS: Tensor
@@ -89,7 +90,9 @@ def add_block(
         rule: The scores.
     """
     if rule.is_fused:
-        queries, keys = _select_halves(q.shape[1], rule.side)
+        queries, keys = _select_seen(q.shape[1], rule)
+        if keys.stop == 0:
+            return
         part, part_lse = _run_flash(q[:, queries], k[:, keys], v[:, keys], rule)
         merge_block(out_BLHV[:, queries], lse_BHL[:, :, queries], part, part_lse)
         return
@@ -132,7 +135,9 @@ def add_block_gradients(
     dk = k.new_zeros(k.shape, dtype=torch.float32)
     dv = v.new_zeros(v.shape, dtype=torch.float32)
     if rule.is_fused:
-        queries, keys = _select_halves(q.shape[1], rule.side)
+        queries, keys = _select_seen(q.shape[1], rule)
+        if keys.stop == 0:
+            return dk, dv
         halves = k[:, keys], v[:, keys], out[:, queries], lse_BHL[:, :, queries]
         parts = _run_flash_backward(dout[:, queries], q[:, queries], *halves, rule)
         for total, part in zip((dq[:, queries], dk[:, keys], dv[:, keys]), parts, strict=True):
@@ -155,12 +160,12 @@ def add_block_gradients(
     return dk, dv
 
 
-def _select_halves(length: int, side: Side) -> tuple[slice, slice]:
-    """Return the queries and the keys that see each other, in zigzag order without documents and
-    windows.
-    """
+def _select_seen(length: int, rule: BlockRule) -> tuple[slice, slice]:
+    """Return the queries and the keys that see each other, without documents and windows."""
+    if not rule.is_dealt:
+        return slice(0, length), slice(0, 0 if rule.side == "after" else length)
     half = length // 2
-    match side:
+    match rule.side:
         case "own":
             return slice(0, length), slice(0, length)
         # the first chunk of a lower rank lies before both chunks here, its second one after both

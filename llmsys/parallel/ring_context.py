@@ -5,6 +5,10 @@ ranks have the same share of a causal triangle. A document's first tokens, which
 and are fewer than 2 · N, are dealt one by one in the same way, over all documents of a row: every
 rank has exactly T / N tokens of a row. A row without document numbers is one document.
 
+Of a model with linear attention rank r has the r-th N-th of a row instead, since a state goes from
+one position to the next (state_exchange.py). The last rank then has the most work in the other
+layers, up to 2 - 1 / N times the mean.
+
 Invariants:
 - Tokens of a rank are in ascending order, so the keys that a query sees are a range of another
   rank's keys too.
@@ -38,7 +42,12 @@ from llmsys.parallel.sequence_sharding import SequenceSharding
 
 
 def compute_ring_order(
-    documents_BT: Tensor | None, length: int, ranks: int, device: torch.device
+    documents_BT: Tensor | None,
+    length: int,
+    ranks: int,
+    device: torch.device,
+    *,
+    is_dealt: bool = True,
 ) -> Tensor:
     """Return the positions of all ranks one after another, int64 (P, T).
 
@@ -47,6 +56,7 @@ def compute_ring_order(
         length: Positions of a row, a multiple of 2 · `ranks`.
         ranks: Ranks of the ring.
         device: Where the tensor is created.
+        is_dealt: Deal documents in chunks; False: ranks have neighbouring positions.
 
     Returns:
         The order: entry i is the position of the i-th token; rank r has the r-th N-th of them.
@@ -54,6 +64,8 @@ def compute_ring_order(
     places_T = torch.arange(length, dtype=torch.int32, device=device)
     if documents_BT is None:
         documents_BT = torch.zeros_like(places_T)[None]
+    if not is_dealt:
+        return places_T.long().expand(len(documents_BT), -1)
     opens_BT, closes_BT = find_document_ends(documents_BT, places_T)
     length_BT = closes_BT - opens_BT + 1
     chunk_BT = length_BT // (2 * ranks)
@@ -70,7 +82,7 @@ def compute_ring_order(
 
 @cache
 def list_ring_distances(
-    ranks: int, length: int, window: int | None, causal: bool
+    ranks: int, length: int, window: int | None, causal: bool, is_dealt: bool = True
 ) -> tuple[int, ...]:
     """List the steps in which some rank sees a key, for rows of one document.
 
@@ -79,12 +91,17 @@ def list_ring_distances(
         length: Positions of a row.
         window: Keys at a distance of `window` or more are hidden; None: no limit.
         causal: Whether later keys are hidden.
+        is_dealt: Documents are dealt in chunks; False: ranks have neighbouring positions.
 
     Returns:
         Distances between a rank and the owner of the keys, 0 first.
     """
     if window is None:
         return tuple(range(ranks))
+    if not is_dealt:
+        reach = min(ranks - 1, -(-(window - 1) // (length // ranks)))
+        later = () if causal else ((-distance) % ranks for distance in range(1, reach + 1))
+        return tuple(sorted({*range(reach + 1), *later}))
     chunk = length // (2 * ranks)
     reach = -(-(window - 1) // chunk)  # chunks whose nearest key is inside of the window
     seen = {0}
@@ -155,8 +172,11 @@ class RingMaskBuilder:
             positions_PNL,
             ranges.first_BT.long().gather(1, own_PL),
             ranges.last_BT.long().gather(1, own_PL),
-            list_ring_distances(ring.size, length, skipping, self.builder.causal),
+            list_ring_distances(
+                ring.size, length, skipping, self.builder.causal, not config.has_linear_layers
+            ),
             choose_ring_kernel(attention_device.describe_device(device), traits).kernel == "sdpa",
+            not config.has_linear_layers,
             slopes_H,
         )
 
@@ -183,7 +203,7 @@ class RingRotations:
 
 
 def apply_ring(model: Transformer, sharding: SequenceSharding) -> None:
-    """Deal positions in ring order, and make masks and rotations follow it.
+    """Put positions in the order of the ring, and make masks and rotations follow it.
 
     Args:
         model: Changed in place.
@@ -195,7 +215,11 @@ def apply_ring(model: Transformer, sharding: SequenceSharding) -> None:
         documents_BT = kwargs.get("documents_BT")
         if sharding.is_sharded:
             order_PT = compute_ring_order(
-                documents_BT, tokens_BT.shape[1], sharding.ring.size, tokens_BT.device
+                documents_BT,
+                tokens_BT.shape[1],
+                sharding.ring.size,
+                tokens_BT.device,
+                is_dealt=not model.config.has_linear_layers,
             )
             sharding.set_ring_order(order_PT)
 

@@ -7,10 +7,10 @@ reduce-scatter after row-parallel ones.
 
 Split over the tensor axis, in all blocks:
 
-- By outputs (dim 0): q_proj, k_proj, v_proj with their biases; of latent attention q_b_proj (or
-  q_proj) and kv_b_proj; gate_proj and up_proj with their biases, of dense layers and shared
-  experts. k_proj and v_proj are not split where there are fewer key-value heads than tensor ranks:
-  each rank then uses the rows of one head.
+- By outputs (dim 0): q_proj, k_proj, v_proj, g_proj with their biases; of latent attention
+  q_b_proj (or q_proj) and kv_b_proj; gate_proj and up_proj with their biases, of dense layers and
+  shared experts. k_proj and v_proj are not split where there are fewer key-value heads than tensor
+  ranks: each rank then uses the rows of one head.
 - By inputs (dim 1): o_proj and down_proj.
 
 Not split, sharded over shard · context only: norms, router, shared gate, biases of o_proj and
@@ -87,6 +87,8 @@ def list_head_projections(attention: nn.Module, ranks: int) -> list[nn.Linear]:
         names = ["q_b_proj" if attention.has_query_latent else "q_proj", "kv_b_proj"]
     elif attention.get_parameter("k_proj.weight").shape[0] // attention.head_dim % ranks:  # type: ignore[operator]
         names = ["q_proj"]
+    if getattr(attention, "has_output_gate", False):
+        names = [*names, "g_proj"]
     return [attention.get_submodule(name) for name in names]  # type: ignore[misc]
 
 

@@ -209,6 +209,13 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     _choose("model.attention", "segment_memory", {"segment_length": 4, "memory_length": 6},
             model__position={"kind": "transformer_xl"}),
     _choose("model.attention", "python", {"path": f"{TEMPLATES}/mixer.py:LinearAttention"}),
+    *(
+        _choose("model.linear_attention", kind, {
+            "num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6, "value_head_dim": 5,
+            "chunk_length": 4,
+        }, model__layer_types=["linear_attention", "full_attention"])
+        for kind in ("gated_delta", "mamba2")
+    ),
     *_choose_each("model.recurrence", "fixed", "adaptive"),
     *_choose_each("model.rnn", "elman", "lstm", "gru", **RECURRENT, data=PAIRS, batch=PAIR_BATCH),
     *_choose_each("model.parametrization", "standard", "unit_scaled"),

@@ -104,6 +104,20 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         },
     ),
+    "bamba": (
+        "bamba",
+        "BambaForCausalLM",
+        GROUPED
+        | {
+            "hidden_size": 32,
+            "mamba_n_heads": 4,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 6,
+            "mamba_expand": 1,
+            "attn_layer_indices": [1],
+            "mlp_bias": True,
+        },
+    ),
     "gemma2": ("gemma2", "Gemma2ForCausalLM", GROUPED | {"head_dim": 10, "sliding_window": 5}),
     "gemma3_text": (
         "gemma3_text",

@@ -28,6 +28,19 @@ LINEAR: Changes = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "full_attention"],
     "linear_attention": {
+        "kind": "gated_delta",
+        "num_key_heads": 2,
+        "num_value_heads": 4,
+        "key_head_dim": 6,
+        "value_head_dim": 10,
+        "chunk_length": 4,
+    },
+}
+DUAL: Changes = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_attention": {
+        "kind": "mamba2",
         "num_key_heads": 2,
         "num_value_heads": 4,
         "key_head_dim": 6,
@@ -94,6 +107,13 @@ DECODERS: dict[str, Changes] = {
         "sliding_window": 5,
         "layer_types": ["sliding_attention", "linear_attention"],
     },
+    "state space dual": DUAL,
+    "state space dual in every layer, no bias": {
+        **DUAL,
+        "layer_types": ["linear_attention"],
+        "linear_attention": DUAL["linear_attention"] | {"conv_bias": False, "num_key_heads": 1},
+        "position": {"kind": "none"},
+    },
     "deepnorm": {**LAYERNORM, "residual": {"kind": "deepnorm", "final_norm": True}},
     "post": {**LAYERNORM, "residual": {"kind": "post"}},
     "transformer-xl": {**EVERY_HEAD, "position": {"kind": "transformer_xl"}},
@@ -150,6 +170,7 @@ MIXTURES: dict[str, Changes] = {
     },
     "experts without a gate": {"moe": {**MOE, "expert": {"kind": "relu"}, "num_shared_experts": 1}},
     "gated delta rule with experts": {"moe": {**MOE, "num_shared_experts": 1}, **LINEAR},
+    "state space dual with experts": {"moe": {**MOE, "num_shared_experts": 1}, **DUAL},
     "gated delta rule predicts further": {
         **LINEAR,
         "layer_types": ["full_attention", "linear_attention"],

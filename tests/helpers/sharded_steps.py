@@ -83,16 +83,51 @@ EXPERTS: dict[str, ModelConfig] = {
         tie_word_embeddings=True,
     ),
 }
+GATED_DELTA: dict[str, Any] = {
+    "kind": "gated_delta",
+    "num_key_heads": 2,
+    "num_value_heads": 4,
+    "key_head_dim": 6,
+    "value_head_dim": 5,
+    "chunk_length": 3,
+}
+MAMBA2: dict[str, Any] = {
+    "kind": "mamba2",
+    "num_key_heads": 2,
+    "num_value_heads": 4,
+    "key_head_dim": 5,
+    "value_head_dim": 6,
+    "chunk_length": 3,
+}
+LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_attention": GATED_DELTA,
+}
+GATED: dict[str, Any] = {"kind": "multi_head", "output_gate": True, "qkv_bias": True}
+HYBRIDS: dict[str, ModelConfig] = {
+    "gated attention": build_tiny_config(attention=GATED),
+    "gated delta": build_tiny_config(attention=GATED, num_hidden_layers=3, **LINEAR),
+    "mamba2": build_tiny_config(num_hidden_layers=3, **(LINEAR | {"linear_attention": MAMBA2})),
+    "gated delta, experts, multi-token prediction": build_tiny_moe_config(
+        num_hidden_layers=3, multi_token_prediction={"depth": 1}, **LINEAR
+    ),
+}
 
 
 def build_named_config(name: str) -> ModelConfig:
-    """One of EXPERTS, or an architecture of choices.py."""
-    return EXPERTS[name] if name in EXPERTS else build_tiny_config(**ARCHITECTURES[name])
+    """One of EXPERTS or HYBRIDS, or an architecture of choices.py."""
+    named = EXPERTS | HYBRIDS
+    return named[name] if name in named else build_tiny_config(**ARCHITECTURES[name])
 
 
 def build_named_model(name: str) -> Transformer:
     """Weights in which nothing is 0 or 1 by chance."""
     model = build_tiny_model(build_named_config(name))
+    for key, parameter in model.named_parameters():
+        if key.endswith("A_log"):
+            # Of the initial decays no state would live through a row.
+            generator = torch.Generator().manual_seed(7)
+            parameter.data.copy_(torch.rand(parameter.shape, generator=generator) * 4 - 9)
     if "all tokens on one" in name:
         for layer in model.list_moe_layers():
             layer.balance_bias_E.copy_(torch.tensor([0.0, 9.0, 0.0, 0.0]))

@@ -214,6 +214,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "bamba": (
+        "BambaForCausalLM",
+        LLAMA
+        | {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 6, "attn_layer_indices": [1]},
+    ),
+    "bamba, one group, biased": (
+        "BambaForCausalLM",
+        LLAMA
+        | {
+            "num_hidden_layers": 4,
+            "mamba_n_heads": 4,
+            "mamba_d_state": 6,
+            "attn_layer_indices": [0, 3],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "mamba_conv_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gemma2": (
         "Gemma2ForCausalLM",
         LLAMA

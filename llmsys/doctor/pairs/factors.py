@@ -30,6 +30,7 @@ UNNAMED_CHOICES: dict[str, str] = {
     "data": "follows from the objective and from sources",
     "model.head": "follows from the objective; features have no loss",
     "model.moe.expert": "the activations of model.feed_forward, on experts",
+    "model.linear_attention": "follows from the layer types",
     "model.initializer": "both processes begin with the same weights",
     "objective.augmentation": "images have their own runs in tests/llmsys/train",
     "evaluation.tasks": "scored after a step, by the weights that are compared",

@@ -22,6 +22,7 @@ OWN_BLOCKS = "llmsys.doctor.pairs.own_blocks"
 # Four chunks to a row, and decays small enough for a state to live through it.
 LINEAR: Settings = {
     "model.linear_attention": {
+        "kind": "gated_delta",
         "num_key_heads": 2,
         "num_value_heads": 4,
         "key_head_dim": 8,
@@ -29,6 +30,11 @@ LINEAR: Settings = {
         "chunk_length": 4,
         "max_initial_decay": 0.05,
     }
+}
+# Initial steps are at most 0.1.
+DUAL: Settings = {
+    "model.linear_attention": LINEAR["model.linear_attention"]
+    | {"kind": "mamba2", "max_initial_decay": 2.0}
 }
 
 
@@ -231,6 +237,11 @@ MODEL_FACTORS = (
         Value(
             "linear",
             LINEAR | {"model.layer_types": ["linear_attention", "full_attention"]},
+            needs={"objective": "next_token"},
+        ),
+        Value(
+            "mamba2",
+            DUAL | {"model.layer_types": ["linear_attention", "full_attention"]},
             needs={"objective": "next_token"},
         ),
         Value(

@@ -44,13 +44,12 @@ def test_a_model_is_refused(changes: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layout": {"tensor": 2}}, "2 would divide heads or positions"),
-        ({"layout": {"context": 2}}, "2 would divide heads or positions"),
+        ({"layout": {"tensor": 2}}, "2 would divide the projections of layers of linear_attention"),
         ({"train": {"compile": "block"}}, "block is not proven with layers of linear_attention"),
         ({"train": {"matmul_dtype": "fp8"}}, "fp8 is not proven with layers of linear_attention"),
         ({"train": {"precision": "fp16"}}, "may exceed the range of fp16. Use bf16 or fp32"),
     ],
-    ids=["tensor", "context", "compile", "fp8", "fp16"],
+    ids=["tensor", "compile", "fp8", "fp16"],
 )
 def test_a_run_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as refused:
@@ -58,13 +57,29 @@ def test_a_run_is_refused(changes: dict[str, Any], message: str) -> None:
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize("axis", ["tensor", "context"])
-def test_gated_outputs_refuse_the_axes_that_divide_heads(axis: str) -> None:
-    model = SHAPE | {"attention": {"kind": "multi_head", "output_gate": True}}
-    with pytest.raises(ValidationError, match="whose gate would have to follow the heads"):
-        RunConfig.model_validate(
-            {"model": model, "batch": {"sequence_length": 16}, "layout": {axis: 2}}
-        )
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ({"num_key_heads": 2, "num_value_heads": 2},
+         "2 value heads of linear_attention cannot be divided over context=4 ranks. Use context=1 "
+         "or 2, or layout.context_kind=ring"),
+        ({"kind": "mamba2", "num_key_heads": 2, "num_value_heads": 8},
+         "2 key heads of linear_attention.kind=mamba2, over each of which outputs have a norm, "
+         "cannot be divided over context=4 ranks. Use context=1 or 2, or"),
+        ({"num_key_heads": 6, "num_value_heads": 12},
+         "6 key heads of linear_attention cannot be divided over context=4 ranks"),
+    ],
+)  # fmt: skip
+def test_context_ranks_that_do_not_divide_the_heads_are_refused(
+    heads: dict[str, int], message: str
+) -> None:
+    model = MODEL | {"linear_attention": MODEL["linear_attention"] | heads}
+    settings = {"model": model, "batch": {"sequence_length": 16}, "layout": {"context": 4}}
+    with pytest.raises(ValidationError) as refused:
+        RunConfig.model_validate(settings)
+    assert message in str(refused.value)
+    settings["layout"]["context_kind"] = "ring"
+    assert RunConfig.model_validate(settings).layout.ring_size == 4
 
 
 def test_compilation_is_not_chosen_for_chunks() -> None:

@@ -30,6 +30,16 @@ CAPACITY = (
     "model.moe.routing.factor=0.5",
     "layout.expert=4",
 )
+HYBRID = (
+    "model.layer_types=[linear_attention,full_attention]",
+    "model.linear_attention.kind=gated_delta",
+    "model.linear_attention.num_key_heads=2",
+    "model.linear_attention.num_value_heads=8",
+    "model.linear_attention.key_head_dim=8",
+    "model.linear_attention.value_head_dim=4",
+    "model.linear_attention.chunk_length=4",
+    "model.attention.output_gate=true",
+)
 AGREEING: list[tuple[tuple[str, ...], int]] = [
     ((*RING, "layout.tensor=2", "train.activation_checkpoint=full", ONE_LAYER), 5),
     (
@@ -49,6 +59,20 @@ AGREEING: list[tuple[tuple[str, ...], int]] = [
     ((*CAPACITY, "model.moe.routing.factor=0.7", "optimizer.max_attention_logit=9"), 2),
     ((*EXPERTS, "model.moe.routing.kind=expert_choice", "layout.expert=2", ONE_LAYER), 1),
     (LOOPED, 0),
+    ((*HYBRID, "layout.context=4", "train.activation_checkpoint=selective"), 3),
+    ((*HYBRID, *RING, "train.activation_checkpoint=full"), 5),
+    ((*HYBRID, *RING, "model.linear_attention.kind=mamba2"), 1),
+    (
+        (
+            *HYBRID,
+            "layout.context=8",
+            "layout.context_kind=ulysses_ring",
+            "batch.attention_scope=window",
+            "model.layer_types=[linear_attention,sliding_attention]",
+            "model.sliding_window=9",
+        ),
+        2,
+    ),
 ]
 
 

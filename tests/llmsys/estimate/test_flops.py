@@ -98,17 +98,19 @@ def test_the_counter_sees_what_blocks_recompute(name: str, dropout: dict[str, An
         assert trained(config, "full") - trained(config, "none") == repeated(config, "full") > 0
 
 
-LINEAR = sorted(name for name in VARIANTS if name.startswith("gated delta rule"))
+LINEAR = sorted(
+    name for name in VARIANTS if name.startswith(("gated delta rule", "state space dual"))
+)
 
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_counter_sees_the_backward_pass_of_linear_attention(name: str) -> None:
-    """Between projections it runs twice forward; the solve has a product in its backward pass."""
+    """Between projections it runs twice forward; a solve has a product in its backward pass."""
     config = ModelConfig.model_validate(SHAPE | VARIANTS[name])
     full, hardware = (count_flops(config, SOURCE, SEQUENCES, one) for one in ("full", "hardware"))
     with use_eager_attention():
         assert trained(config, "none") == hardware.forward_backward > full.forward_backward
-    assert full.forward_backward > 3 * full.forward
+    assert (full.forward_backward > 3 * full.forward) is name.startswith("gated delta rule")
 
 
 @pytest.mark.parametrize(
@@ -190,13 +192,16 @@ def test_backward_is_twice_forward_and_causal_is_never_more(changes: dict[str, A
     causal, full, hardware = (
         count_flops(model, 32, 2, name) for name in ("causal", "full", "hardware")
     )
-    assert causal.forward < full.forward == hardware.forward
+    assert full.forward == hardware.forward
+    # Chunks of states are computed as they are.
+    assert causal.forward < full.forward or not model.num_attention_layers
     # Distances and memories have no gradient: tests/llmsys/model/test_segment_memory.py counts
     # theirs.
     is_cut = any(row.cut_steps for row in list_model_tensors(model))
     # The solves of linear attention have a product in their backward pass alone.
     solved = full.forward_backward - 3 * full.forward
-    assert solved > 0 if model.has_linear_layers else solved < 0 if is_cut else solved == 0
+    is_solved = getattr(model.linear_attention, "kind", None) == "gated_delta"
+    assert solved > 0 if is_solved else solved < 0 if is_cut else solved == 0
 
 
 def test_a_document_without_tokens_is_refused() -> None:

@@ -18,8 +18,9 @@ from llmsys.config.linear_attention import GatedDeltaConfig
 from llmsys.config.model import ModelConfig
 from llmsys.model.forward_context import ContextBuilder, ForwardContext
 from llmsys.model.gated_delta_net import GatedDeltaNet
-from llmsys.model.gated_delta_rule import RowStart, apply_gated_delta_rule, normalize_heads
+from llmsys.model.gated_delta_rule import apply_gated_delta_rule, normalize_heads
 from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.state_chunks import RowStart
 
 HIDDEN, GROUPS, SHARE, KEY, VALUE, ROWS = 48, 2, 3, 8, 12, 2
 
@@ -34,6 +35,7 @@ def build_model_config(chunk_length: int) -> ModelConfig:
             "num_attention_heads": 4,
             "layer_types": ["linear_attention", "full_attention"],
             "linear_attention": {
+                "kind": "gated_delta",
                 "num_key_heads": GROUPS,
                 "num_value_heads": GROUPS * SHARE,
                 "key_head_dim": KEY,
@@ -116,7 +118,7 @@ def collect(module: nn.Module, x_BTD: Tensor, y_BTD: Tensor) -> dict[str, Tensor
 
 def compare(ours: GatedDeltaNet, found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     """The largest difference over the largest value, of output, input's and weights' gradients."""
-    turned = GatedDeltaNet(build_model_config(8), ours.config, 0)
+    turned = GatedDeltaNet(build_model_config(8), ours.sizes, 0)
     shell = type("Gradients", (), {})()
     for name, value in expected.items():
         owner = shell

@@ -35,6 +35,12 @@ EVERYTHING: dict[str, Any] = {
     **ALIBI,
     **WINDOW,
 }
+# Ranks have neighbouring positions.
+HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_attention": {"kind": "mamba2", "num_value_heads": 4},
+}
 MODELS: dict[str, dict[str, Any]] = {
     "causal, by flash attention": {},
     "one key-value head": {"num_key_value_heads": 1},
@@ -46,6 +52,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "latent, values narrower than keys": {"attention": LATENT, "num_key_value_heads": HEADS},
     "both directions": {"family": "encoder", "head": {"kind": "mlm"}},
     "everything": EVERYTHING,
+    "neighbours, by flash attention": HYBRID,
+    "neighbours, everything": EVERYTHING
+    | HYBRID
+    | {"layer_types": ["linear_attention", "sliding_attention"]},
 }
 PLAIN = ("soft cap", "ALiBi", "scale", "sinks")  # with documents: see "everything"
 CELLS = [
@@ -118,7 +128,13 @@ def compute_ring_errors(rank: int, cells: list[tuple[str, bool]]) -> list[tuple[
                 sharding = SequenceSharding(Transformer(config).train(), meshes)
             documents_BT = build_documents() if has_documents else None
             sharding.set_ring_order(
-                compute_ring_order(documents_BT, LENGTH, context, torch.device("cpu"))
+                compute_ring_order(
+                    documents_BT,
+                    LENGTH,
+                    context,
+                    torch.device("cpu"),
+                    is_dealt=not config.has_linear_layers,
+                )
             )
             own_PL = sharding.get_ring_positions()[:, sharding.ring.rank].expand(ROWS, -1)
             given, weights, sinks_H = build_inputs(config, width)
@@ -174,12 +190,15 @@ def test_every_rank_has_the_same_share_of_the_work() -> None:
             assert int(spread_B.max()) <= (0 if given is None else 4 * ranks)
 
 
+@pytest.mark.parametrize("is_dealt", [True, False], ids=["dealt", "neighbours"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [1, 2, 8, 9, 10, 17, 63])
-def test_a_window_leaves_out_exactly_the_steps_that_see_nothing(window: int, causal: bool) -> None:
+def test_a_window_leaves_out_exactly_the_steps_that_see_nothing(
+    window: int, causal: bool, is_dealt: bool
+) -> None:
     for ranks in (1, 2, 4, 8):
         chunk = LENGTH // (2 * ranks)
-        order_T = compute_ring_order(None, LENGTH, ranks, torch.device("cpu"))[0]
+        order_T = compute_ring_order(None, LENGTH, ranks, torch.device("cpu"), is_dealt=is_dealt)[0]
         owner = {int(place): index // (2 * chunk) for index, place in enumerate(order_T)}
         seen = {
             (owner[query] - owner[key]) % ranks
@@ -187,5 +206,5 @@ def test_a_window_leaves_out_exactly_the_steps_that_see_nothing(window: int, cau
             for key in range(LENGTH)
             if abs(query - key) < window and (key <= query or not causal)
         }
-        assert set(list_ring_distances(ranks, LENGTH, window, causal)) == seen
+        assert set(list_ring_distances(ranks, LENGTH, window, causal, is_dealt)) == seen
     assert list_ring_distances(8, LENGTH, None, causal) == tuple(range(8))

@@ -48,6 +48,20 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
             "selective",
         ),
         ("fp8, experts", CONTEXT),
+        ("gated attention", TENSOR),
+        ("gated attention", CONTEXT),
+        ("gated delta", CONTEXT),
+        ("mamba2", CONTEXT),
+        (
+            "gated delta, experts, multi-token prediction",
+            ParallelLayout(context=2, expert=2),
+            "selective",
+        ),
+        (
+            "gated delta, experts, multi-token prediction",
+            RING.model_copy(update={"expert": 2}),
+            "selective",
+        ),
     ],
     4: [
         ("llama", TENSOR),
@@ -68,6 +82,12 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("sinks, softcap, alibi", ParallelLayout(context=4, context_kind="ring")),
         ("qk norm of all", ParallelLayout(tensor=2, context=2, context_kind="ring")),
         ("latent, no query latent", ParallelLayout(context=4, context_kind="ulysses_ring")),
+        ("gated attention", ParallelLayout(tensor=2, context=2)),
+        ("gated delta", ParallelLayout(context=4), "full"),
+        ("gated delta", ParallelLayout(context=4, context_kind="ring"), "full"),
+        ("gated delta", ParallelLayout(context=4, context_kind="ulysses_ring")),
+        ("mamba2", ParallelLayout(context=4, context_kind="ring")),
+        ("mamba2", ParallelLayout(context=4, context_kind="ulysses_ring"), "selective"),
     ],
 }
 

@@ -384,8 +384,8 @@ def test_all_problems_are_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "model_type: is missing. Give one of arcee, bart, bert,"),
-        ({"model_type": "lama"}, "model_type: 'lama' is not supported. Known: arcee, bart,"),
+        ({}, "model_type: is missing. Give one of arcee, bamba, bart,"),
+        ({"model_type": "lama"}, "model_type: 'lama' is not supported. Known: arcee, bamba,"),
         (
             {"model_type": "qwen9", "rms_norm_eps": 1e-6, "mlp_bias": False},
             "'qwen9' is not supported. By its fields it is llama: if it computes the same, write "
@@ -402,7 +402,7 @@ def test_all_problems_are_named_at_once() -> None:
             "By its fields it is ernie4_5_moe: if",
         ),
         ({"model_type": "llama9", "quite_new": 1, "newer": 2}, "'llama9' is not supported. Known"),
-        ({"model_type": "mamba"}, "Known: arcee, bart, bert, bloom,"),
+        ({"model_type": "mamba"}, "Known: arcee, bamba, bart, bert,"),
         ({"model_type": 3}, "model_type: 3 is not supported."),
         (
             {"model_type": "gemma3", "text_config": {}},

@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmsys.config.promise import PromiseConfig, PromisedInterval
+from llmsys.config.train import EVALUATED_COST
 from llmsys.errors import ConfigError
-from llmsys.estimate.percentile_interval import PercentileInterval, build_log_normal_interval
+from llmsys.estimate.percentile_interval import (
+    Z90,
+    PercentileInterval,
+    build_log_normal_interval,
+)
 
 if TYPE_CHECKING:
     from llmsys.config.run import RunConfig
@@ -56,8 +61,6 @@ SEQUENCE_LENGTH = 256
 # Steps of a run: fewer do not train a small model, more are a waste of small matrices.
 TARGET_STEPS = 800
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 1_024, 131_072
-# An evaluated token has the forward pass alone, a third of a trained one.
-EVALUATED_COST = 1 / 3
 # Held-out tokens, as a share of the trained ones: a thirtieth of the time.
 EVALUATED_SHARE = 0.1
 # Passes over the text: after more of them a repeated token teaches little.
@@ -65,10 +68,16 @@ MAX_PASSES = 8
 # Share of the time for checkpoints and samples.
 RESERVE = 0.03
 PROBE_SECONDS = 5.0
-# The probe is seconds, and the run is minutes on a machine that others use too.
+# Deviation of the logarithm of minutes: the run fits its tokens to them (train.fit_minutes), and
+# what is left is the evaluation at its end, whose seconds are an estimate.
+FIT_SPREAD = 0.04
+# Seconds of a run that no plan sees, such as the last checkpoint.
+UNPLANNED_SECONDS = 1.0
+# Deviations of the logarithm of the tokens that fit. The probe is seconds, and the run is minutes
+# on a machine that others use too.
 LOAD_SPREAD = 0.07
-# The same where more programs want to run than there are cores: measured over promised minutes of
-# eight runs on such a machine (docs/first-model.md).
+# The same where more programs want to run than there are cores: measured over the minutes of eight
+# runs with a fixed budget on such a machine (docs/first-model.md).
 BUSY_SPREAD = 0.48
 # What a profile knows of a step that it has not seen.
 PROFILE_SPREAD = 0.25
@@ -317,8 +326,8 @@ def _count_tokens(seconds: float, seconds_per_token: float) -> float:
 
 @dataclass(frozen=True)
 class _StepTime:
-    """Seconds of a step, the deviation of their logarithm, how they are known, and the threads
-    that are fastest (0: those of the default).
+    """Seconds of a step, the deviation of their logarithm in a run, how they are known, and the
+    threads that are fastest (0: those of the default).
     """
 
     seconds: float
@@ -333,7 +342,7 @@ def _measure_step(option: _Option, profile: "DeviceProfile") -> _StepTime:
 
     if profile.compute_capability is not None:
         found = estimate_step_time(option.config, option.config.resolve_layout(1), profile)
-        how = f"by the profile of {profile.name}, not measured: the interval is wide for that"
+        how = f"by the profile of {profile.name}, not measured"
         return _StepTime(found.seconds.p50, PROFILE_SPREAD, how, 0)
     from llmsys.calibrate.training_steps import measure_fastest_rate
     from llmsys.parallel.process_group import init_process_group
@@ -344,7 +353,7 @@ def _measure_step(option: _Option, profile: "DeviceProfile") -> _StepTime:
     load = LOAD_SPREAD
     if _is_busy():
         load = BUSY_SPREAD
-        how += "; other programs keep this machine busy, so the interval is wide"
+        how += "; other programs keep this machine busy, so the tokens may become others"
     spread = math.hypot(load, rate.spread)
     return _StepTime(rate.seconds, spread, how, rate.threads)
 
@@ -371,15 +380,23 @@ def _build_run(
     tokens = max(10, int(wanted / step_tokens)) * step_tokens
     evaluated = max(step_tokens, int(EVALUATED_SHARE * tokens / step_tokens) * step_tokens)
     took = (tokens + EVALUATED_COST * evaluated) / step_tokens * step / 60 / (1 - RESERVE)
-    loss = law.predict_bits_per_byte(
-        parameters=option.parameters,
-        tokens=tokens,
-        unique_tokens=option.unique_tokens,
-        bytes_per_token=option.bytes_per_token,
-        token_length=option.token_length,
-    )
+
+    def predict_loss(trained: float) -> PercentileInterval:
+        return law.predict_bits_per_byte(
+            parameters=option.parameters,
+            tokens=trained,
+            unique_tokens=option.unique_tokens,
+            bytes_per_token=option.bytes_per_token,
+            token_length=option.token_length,
+        )
+
+    # Another speed is another number of tokens, and so another loss.
+    factor = math.exp(measured.spread)
+    slow, fast = predict_loss(tokens / factor).p50, predict_loss(tokens * factor).p50
+    loss = _widen_interval(predict_loss(tokens), math.log(slow / fast) / 2)
+    spread = math.hypot(FIT_SPREAD, UNPLANNED_SECONDS / (60 * took))
     promise = PromiseConfig(
-        minutes=_round_interval(build_log_normal_interval(took, measured.spread)),
+        minutes=_round_interval(build_log_normal_interval(took, spread)),
         bits_per_byte=_round_interval(loss),
         tokens=tokens,
         machine=profile.sources.get("machine", profile.name),
@@ -400,6 +417,12 @@ def _build_run(
         minutes,
         promise,
     )
+
+
+def _widen_interval(interval: PercentileInterval, spread: float) -> PercentileInterval:
+    """Return a log-normal interval with one more deviation of the logarithm."""
+    own = math.log(interval.p90 / interval.p50) / Z90
+    return build_log_normal_interval(interval.p50, math.hypot(own, spread))
 
 
 def _round_interval(interval: PercentileInterval) -> PromisedInterval:
@@ -451,6 +474,10 @@ def iter_sized_lines(run: SizedRun) -> Iterator[str]:
     passes = run.tokens / run.unique_tokens
     yield "train:"
     yield f"  tokens: {run.tokens}                # {passes:.2g} passes over the text, by a sample"
+    yield (
+        f"  fit_minutes: {promise.minutes.middle:.3g}              # the run plans its tokens anew "
+        "to end then; 0 trains those above"
+    )
     if passes > 0.95 * MAX_PASSES:
         yield f"  # {MAX_PASSES} passes are the most: the text is too small for more minutes"
     if run.threads:

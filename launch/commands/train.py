@@ -47,9 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.config.loading.load import load_run_config
     from llmsys.estimate.device_profile import MACHINE_PROFILE, NOT_MEASURED
     from llmsys.launch.launchers.local import run_local_ranks
-    from llmsys.launch.process.run_requirements import require_startable
+    from llmsys.launch.process.run_requirements import require_packages, require_startable
 
     config = load_run_config(arguments.config, arguments.overrides)
+    require_packages(config)
     require_export(config, arguments.export, arguments.dtype)
     if arguments.prepare:
         prepare_missing_dataset(config)

@@ -116,11 +116,14 @@ def format_promise_lines(outcomes: Iterable[PromiseOutcome]) -> list[str]:
 
 
 def describe_trained_tokens(promise: PromiseConfig, trained: Any) -> str:
-    """Return what became of the planned tokens; "" where as many were trained.
+    """Return what became of the planned tokens.
 
     Args:
         promise: Of the config.
         trained: `tokens` of the run's `finish` event; None before it.
+
+    Returns:
+        A sentence without its full stop; "" where as many were trained.
     """
     if not is_finite(trained) or abs(trained / promise.tokens - 1) < MIN_DIFFERENCE:
         return ""

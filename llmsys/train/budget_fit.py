@@ -27,8 +27,8 @@ MAX_GROWTH = 4
 # The speed is that of this share of the minutes before: loads come and go.
 WINDOW_SHARE = 0.1
 MIN_MARKS = 8
-# Each plan follows this share of the steps that are left, the first ones as many steps as there were
-# before: it shows early when the machine is much slower than planned.
+# Each plan follows this share of the steps that are left; the first ones follow as many steps as
+# there were before, since it shows early when the machine is much slower than planned.
 NEXT_SHARE = 1 / 12
 FIRST_STEPS = 4
 # Steps whose time is not that of the others: they allocate memory and choose kernels.

@@ -212,9 +212,7 @@ def build_trainer(
     config = set_recorded_changes(
         config, record := read_changes_record(newest, branch.growth_record if branch else None)
     )
-    control.budget_fit = BudgetFit(
-        config.train.fit_minutes, count_evaluated_tokens(config), {} if newest is None else record
-    )
+    control.budget_fit = BudgetFit(config.train.fit_minutes, count_evaluated_tokens(config), record)
     place = layout.data_parallel_size, layout.get_data_rank(get_rank())
     steps = build_step_batches(config, *place)
     growth = control.batch_growth = BatchGrowth(
@@ -238,8 +236,7 @@ def build_trainer(
     profiler = StepProfiler(config.train.profile, config.run.folder, get_rank(), device)
     stack.enter_context(profiler.handle_signal())
     check = build_corruption_check(config, engine, layout)
-    every_steps = config.train.norms_every_steps
-    norm_meter = NormMeter(every_steps, engine) if every_steps else None
+    norm_meter = NormMeter(every, engine) if (every := config.train.norms_every_steps) else None
     consistency = _build_consistency_check(config, engine, meshes)
     recorder = _build_loss_recorder(config, dataset, start.steps)
     loader = StepLoader(steps, pinned=device.type == "cuda")

@@ -1,5 +1,5 @@
-"""What a run has decided from its measurements: the doublings of a batch that grows by the gradient
-noise scale, and the budgets that fit its minutes. Needs no torch.
+"""Read what a run has decided from its measurements: the doublings of a batch that grows by the
+gradient noise scale, and the budgets that fit its minutes. Needs no torch.
 
 Reads `events.jsonl` and records of checkpoints of runs.
 """

@@ -95,7 +95,7 @@ def test_a_busy_machine_is_promised_a_loss_in_a_wider_interval(
     # The run fits its tokens to the minutes, whatever the speed is, and so its loss follows it.
     assert busy.promise.minutes == calm.promise.minutes
     assert get_width(calm.promise.minutes) < 1.15
-    assert get_width(busy.promise.bits_per_byte) > 1.03 * get_width(calm.promise.bits_per_byte)
+    assert get_width(busy.promise.bits_per_byte) > 1.01 * get_width(calm.promise.bits_per_byte)
 
 
 def test_an_accelerator_is_promised_by_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ def test_a_real_run_trains_what_fits_and_records_it(
     # One call at the construction, one at the start, and some in each step: about a second.
     monkeypatch.setattr(
         "llmsys.train.budget_fit.BudgetFit.__init__.__defaults__",
-        (*BudgetFit.__init__.__defaults__[:3], lambda: 0.9 * next(ticks)),  # type: ignore[index]
+        (*BudgetFit.__init__.__defaults__[:3], lambda: 0.9 * next(ticks)),
     )
     monkeypatch.setattr(
         "llmsys.train.stop_request.StopRequest.to_flag", make_stop_flag(after=20, reason="a test")
@@ -171,7 +171,7 @@ def test_a_real_run_trains_what_fits_and_records_it(
     monkeypatch.undo()
     monkeypatch.setattr(
         "llmsys.train.budget_fit.BudgetFit.__init__.__defaults__",
-        (*BudgetFit.__init__.__defaults__[:3], lambda: 0.9 * next(ticks)),  # type: ignore[index]
+        (*BudgetFit.__init__.__defaults__[:3], lambda: 0.9 * next(ticks)),
     )
     train_run(config, lambda *_: [])
     events = list(read_latest_events(config.run.folder / "events.jsonl"))

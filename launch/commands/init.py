@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         nargs="*",
         type=parse_local_path,
-        help="folder of WARC, parquet, jsonl, Arrow, CSV or text files, of a prepared dataset, or "
-        "of a Hugging Face model; or one of each (default: the working directory)",
+        help="folder of WARC, parquet, jsonl, Arrow, CSV, text or HTML files, of a prepared "
+        "dataset, or of a Hugging Face model; or one of each (default: the working directory)",
     )
     parser.add_argument(
         "--output",

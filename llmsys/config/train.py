@@ -67,8 +67,8 @@ class ProfileConfig(Section):
     )
 
 
-# Time of an evaluated token by that of a trained one: the forward pass is a third, and in small
-# models the loss and the most likely token of each position cost as much again (measured: 0.6, 0.65).
+# Time of an evaluated token by that of a trained one. The forward pass is a third; in small models
+# the loss and the most likely token of each position cost as much again (measured: 0.6 and 0.65).
 EVALUATED_COST = 2 / 3
 
 

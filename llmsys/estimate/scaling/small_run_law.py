@@ -4,6 +4,10 @@ The shape is the law of the ladder of recipes, in nats per token: texts differ i
 percent only, and in the bytes of a token by half. So a text is known by how long its tokens are.
 Reads `small_runs.yaml`, which has the shape and measured runs, with how they were measured. The
 interval is that of runs whose text the fit has not seen.
+
+The ladder ends at a million parameters, beyond which more of them change nothing in its law. So the
+more tokens a run has, the more a published law of large runs counts, whose runs begin at a thousand
+times as many. Nothing is measured between the two.
 """
 
 import math
@@ -17,13 +21,17 @@ from pydantic import Field
 from llmsys.config.section import Section
 from llmsys.estimate.percentile_interval import PercentileInterval, build_log_normal_interval
 from llmsys.estimate.scaling.chinchilla import compute_effective_amount
-from llmsys.estimate.scaling.published_laws import MUENNIGHOFF
+from llmsys.estimate.scaling.published_laws import BESIROGLU, MUENNIGHOFF
 
 FILE = Path(__file__).with_name("small_runs.yaml")
 # Outside of the fitted range: widening of the logarithm's deviation per factor of e.
 EXTRAPOLATION_SPREAD = 0.03
 # Deviation of the logarithm of `token_length` among texts, for one whose tokens are not measured.
 UNKNOWN_LENGTH_SPREAD = 0.15
+# Bytes of a token of the published law in English web text, by its vocabulary of 32,000 pieces, and
+# trained bytes from which it holds alone: those of its smallest runs (44M parameters, 2B tokens).
+PUBLISHED_TOKEN_BYTES = 4.3
+PUBLISHED_BYTES = 1e10
 
 
 class LadderShape(Section):
@@ -97,10 +105,15 @@ class SmallRunLaw:
         curve = compute_curve(
             self.shape, parameters, tokens, unique_tokens, bytes_per_token, token_length or 1.0
         )
-        median = math.exp(self.level) * curve
+        trained_bytes = tokens * bytes_per_token
+        share = _compute_published_share(trained_bytes, self.trained_bytes[1])
+        published = _predict_published_bits(
+            parameters, tokens, unique_tokens, bytes_per_token, token_length or 1.0
+        )
+        median = (math.exp(self.level) * curve) ** (1 - share) * published**share
         unknown = UNKNOWN_LENGTH_SPREAD if token_length is None else 0.0
         beyond = _measure_distance(parameters, self.parameters) + _measure_distance(
-            tokens * bytes_per_token, self.trained_bytes
+            trained_bytes, self.trained_bytes
         )
         return build_log_normal_interval(
             median, math.hypot(self.spread, unknown, EXTRAPOLATION_SPREAD * beyond)
@@ -136,6 +149,32 @@ def compute_curve(
     same = worth * bytes_per_token / ladder_bytes
     nats: float = shape.e + shape.a / parameters**shape.alpha + shape.b / same**shape.beta
     return nats / math.log(2) / ladder_bytes
+
+
+def _compute_published_share(trained_bytes: float, fitted: float) -> float:
+    """Return how much the published law counts: from 0 where the small runs end to 1 where its own
+    begin, by the logarithm.
+    """
+    beyond = math.log(trained_bytes / fitted) / math.log(PUBLISHED_BYTES / fitted)
+    return min(1.0, max(0.0, beyond))
+
+
+def _predict_published_bits(
+    parameters: float,
+    tokens: float,
+    unique_tokens: float,
+    bytes_per_token: float,
+    token_length: float,
+) -> float:
+    """Return the loss of the published law in bits per byte of a text with other tokens; see
+    `compute_curve`.
+    """
+    worth = tokens
+    if tokens > unique_tokens:
+        worth = compute_effective_amount(tokens, unique_tokens, MUENNIGHOFF.token_decay)
+    own_bytes = PUBLISHED_TOKEN_BYTES * token_length
+    nats = BESIROGLU.predict_loss(parameters, worth * bytes_per_token / own_bytes)
+    return nats / math.log(2) / own_bytes
 
 
 def _measure_distance(value: float, fitted: tuple[float, float]) -> float:

@@ -155,7 +155,7 @@ def _iter_data_lines(found: FoundContents, name: str) -> Iterator[str]:
             f"  read: {{text_field: {_quote(found.text_field)}}}   # the column of the "
             f"documents{others}"
         )
-    if found.has_html:
+    if found.has_crawl:
         yield (
             "  language: {languages: []}        # every language that is recognized; [en] keeps "
             "English alone"
@@ -173,8 +173,7 @@ def _iter_data_lines(found: FoundContents, name: str) -> Iterator[str]:
             "  language: {languages: [], min_score: 0}   # every language; [en] keeps English alone"
         )
         yield (
-            "  # rules: [{kind: gopher_quality}]   # texts are kept as they are; llmsys list "
-            "rules names the rules"
+            "  # rules: [{kind: gopher_quality}]   # all are kept; llmsys list rules names the rules"
         )
     yield "  deduplicate:"
     yield "    exact: {kind: text}            # of equal texts one stays"

@@ -60,7 +60,12 @@ class FoundContents:
         """True for crawl files and saved pages, which have boilerplate; other formats come as
         text.
         """
-        return any(name in ("WARC", HTML) for name, _ in self.formats)
+        return self.has_crawl or any(name == HTML for name, _ in self.formats)
+
+    @property
+    def has_crawl(self) -> bool:
+        """True for crawl files, most of whose pages nobody wants; others are somebody's choice."""
+        return any(name == "WARC" for name, _ in self.formats)
 
     @property
     def num_documents(self) -> int | None:

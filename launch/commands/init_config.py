@@ -173,7 +173,7 @@ def _iter_data_lines(found: FoundContents, name: str) -> Iterator[str]:
             "  language: {languages: [], min_score: 0}   # every language; [en] keeps English alone"
         )
         yield (
-            "  # rules: [{kind: gopher_quality}]   # all are kept; llmsys list rules names the rules"
+            "  # rules: [{kind: gopher_quality}]   # all are kept; llmsys list rules has the rules"
         )
     yield "  deduplicate:"
     yield "    exact: {kind: text}            # of equal texts one stays"

@@ -71,6 +71,8 @@ PROBE_SECONDS = 5.0
 # Deviation of the logarithm of minutes: the run fits its tokens to them (train.fit_minutes), and
 # what is left is the evaluation at its end, whose seconds are an estimate.
 FIT_SPREAD = 0.04
+# The same beside other programs, by five runs: the evaluation may get a fraction of a core.
+BUSY_FIT_SPREAD = 0.09
 # Seconds of a run that no plan sees, such as the last checkpoint.
 UNPLANNED_SECONDS = 1.0
 # Deviations of the logarithm of the tokens that fit. The probe is seconds, and the run is minutes
@@ -202,15 +204,16 @@ def plan_run_minutes(minutes: float, text_bytes: float, sample: "TextSample") ->
     profile = get_machine_profile(renew=True)
     law = load_small_run_law()
     seconds = 60 * minutes * (1 - RESERVE)
-    options = list(_iter_options(seconds, text_bytes, sample, profile, law))
+    options = list(_iter_options(seconds, text_bytes, sample, profile))
     if not options:
         raise ConfigError(
             f"{minutes:g} minutes are too short for a model of {SIZES[0][0]} channels, or "
             f"{text_bytes:,.0f} bytes of text too few for a step. Give more of either."
         )
-    best = min(options, key=lambda one: one.loss.p50)
+    most = max(one.tokens * one.bytes_per_token for one in options)
+    best = min(options, key=lambda one: one.predict_loss(law, one.tokens, most).p50)
     get_logger(__name__).info("measuring steps of the chosen model")
-    return _build_run(best, minutes, _measure_step(best, profile), profile, law, sample)
+    return _build_run(best, minutes, _measure_step(best, profile), profile, law, sample, most)
 
 
 @dataclass(frozen=True)
@@ -226,7 +229,19 @@ class _Option:
     token_length: float | None
     parameters: int
     config: "RunConfig"
-    loss: PercentileInterval
+
+    def predict_loss(
+        self, law: "SmallRunLaw", tokens: float, most_bytes: float
+    ) -> PercentileInterval:
+        """Return the bits per byte of the model after some tokens."""
+        return law.predict_bits_per_byte(
+            parameters=self.parameters,
+            tokens=tokens,
+            unique_tokens=self.unique_tokens,
+            bytes_per_token=self.bytes_per_token,
+            token_length=self.token_length,
+            most_bytes=most_bytes,
+        )
 
 
 def _iter_options(
@@ -234,9 +249,8 @@ def _iter_options(
     text_bytes: float,
     sample: "TextSample",
     profile: "DeviceProfile",
-    law: "SmallRunLaw",
 ) -> Iterator[_Option]:
-    """Yield every model and vocabulary with what it reaches in the time."""
+    """Yield every model and vocabulary with the tokens of the time."""
     from llmsys.config.loading.load import read_config
     from llmsys.estimate.model_tensors import count_parameters
     from llmsys.estimate.step_time import estimate_step_time
@@ -265,13 +279,6 @@ def _iter_options(
             if tokens < 20 * step_tokens or not (is_earned or vocabulary == least_vocabulary):
                 continue
             parameters = count_parameters(config.model).total
-            loss = law.predict_bits_per_byte(
-                parameters=parameters,
-                tokens=tokens,
-                unique_tokens=unique,
-                bytes_per_token=size_of_token,
-                token_length=length,
-            )
             yield _Option(
                 vocabulary,
                 size,
@@ -282,7 +289,6 @@ def _iter_options(
                 length,
                 parameters,
                 config,
-                loss,
             )
 
 
@@ -372,6 +378,7 @@ def _build_run(
     profile: "DeviceProfile",
     law: "SmallRunLaw",
     sample: "TextSample",
+    most_bytes: float,
 ) -> SizedRun:
     """Return the run whose tokens fit the measured step."""
     step = measured.seconds
@@ -381,25 +388,19 @@ def _build_run(
     tokens = max(10, int(wanted / step_tokens)) * step_tokens
     evaluated = max(step_tokens, int(EVALUATED_SHARE * tokens / step_tokens) * step_tokens)
     took = (tokens + EVALUATED_COST * evaluated) / step_tokens * step / 60 / (1 - RESERVE)
-
-    def predict_loss(trained: float) -> PercentileInterval:
-        return law.predict_bits_per_byte(
-            parameters=option.parameters,
-            tokens=trained,
-            unique_tokens=option.unique_tokens,
-            bytes_per_token=option.bytes_per_token,
-            token_length=option.token_length,
-        )
-
     # Another speed is another number of tokens, and so another loss.
     factor = math.exp(measured.spread)
-    slow, fast = predict_loss(tokens / factor).p50, predict_loss(tokens * factor).p50
-    of_speed = math.log(slow / fast) / 2
+    slow, middle, fast = (
+        option.predict_loss(law, trained, most_bytes)
+        for trained in (tokens / factor, tokens, tokens * factor)
+    )
+    of_speed = abs(math.log(slow.p50 / fast.p50)) / 2
     # Held-out documents may be of another kind than those of the sample.
     heldout_bytes = evaluated * option.bytes_per_token
     of_documents = sample.document_spread * math.sqrt(1 + sample.num_bytes / heldout_bytes)
-    loss = _widen_interval(predict_loss(tokens), math.hypot(of_speed, of_documents))
-    spread = math.hypot(FIT_SPREAD, UNPLANNED_SECONDS / (60 * took))
+    loss = _widen_interval(middle, math.hypot(of_speed, of_documents))
+    fit = BUSY_FIT_SPREAD if _is_busy() else FIT_SPREAD
+    spread = math.hypot(fit, UNPLANNED_SECONDS / (60 * took))
     promise = PromiseConfig(
         minutes=_round_interval(build_log_normal_interval(took, spread)),
         bits_per_byte=_round_interval(loss),

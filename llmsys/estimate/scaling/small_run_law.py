@@ -5,9 +5,9 @@ percent only, and in the bytes of a token by half. So a text is known by how lon
 Reads `small_runs.yaml`, which has the shape and measured runs, with how they were measured. The
 interval is that of runs whose text the fit has not seen.
 
-The ladder ends at a million parameters, beyond which more of them change nothing in its law. So the
-more tokens a run has, the more a published law of large runs counts, whose runs begin at a thousand
-times as many. Nothing is measured between the two.
+The ladder ends at a million parameters, beyond which more of them change nothing in its law. So
+from LADDER_BYTES on a published law of large runs counts too, the more, the more tokens there are.
+Its runs begin at a hundred times as many, and nothing is measured between the two.
 """
 
 import math
@@ -32,6 +32,8 @@ UNKNOWN_LENGTH_SPREAD = 0.15
 # trained bytes from which it holds alone: those of its smallest runs (44M parameters, 2B tokens).
 PUBLISHED_TOKEN_BYTES = 4.3
 PUBLISHED_BYTES = 1e10
+# Trained bytes up to which the ladder counts alone: an evening on a few cores.
+LADDER_BYTES = 1e8
 
 
 class LadderShape(Section):
@@ -88,6 +90,7 @@ class SmallRunLaw:
         unique_tokens: float,
         bytes_per_token: float,
         token_length: float | None,
+        most_bytes: float = 0.0,
     ) -> PercentileInterval:
         """Predict the loss at the end of a run whose learning rate falls to zero.
 
@@ -98,6 +101,8 @@ class SmallRunLaw:
             bytes_per_token: Bytes of a token.
             token_length: Bytes of a token of the text, by those of English web text with as many
                 pieces; None where they are not known.
+            most_bytes: Trained bytes of the smallest model in the same time: models that are
+                compared have the same share of the published law.
 
         Returns:
             Bits per byte: P10, P50 and P90, wider outside of the fitted runs.
@@ -106,7 +111,7 @@ class SmallRunLaw:
             self.shape, parameters, tokens, unique_tokens, bytes_per_token, token_length or 1.0
         )
         trained_bytes = tokens * bytes_per_token
-        share = _compute_published_share(trained_bytes, self.trained_bytes[1])
+        share = _compute_published_share(max(trained_bytes, most_bytes))
         published = _predict_published_bits(
             parameters, tokens, unique_tokens, bytes_per_token, token_length or 1.0
         )
@@ -151,11 +156,9 @@ def compute_curve(
     return nats / math.log(2) / ladder_bytes
 
 
-def _compute_published_share(trained_bytes: float, fitted: float) -> float:
-    """Return how much the published law counts: from 0 where the small runs end to 1 where its own
-    begin, by the logarithm.
-    """
-    beyond = math.log(trained_bytes / fitted) / math.log(PUBLISHED_BYTES / fitted)
+def _compute_published_share(trained_bytes: float) -> float:
+    """Return how much the published law counts, by the logarithm of the trained bytes."""
+    beyond = math.log(trained_bytes / LADDER_BYTES) / math.log(PUBLISHED_BYTES / LADDER_BYTES)
     return min(1.0, max(0.0, beyond))
 
 

@@ -93,8 +93,7 @@ def test_a_busy_machine_is_promised_a_loss_in_a_wider_interval(
     assert "other programs keep this machine busy" in busy.how
     assert "busy" not in calm.how
     # The run fits its tokens to the minutes, whatever the speed is, and so its loss follows it.
-    assert busy.promise.minutes == calm.promise.minutes
-    assert get_width(calm.promise.minutes) < 1.15
+    assert get_width(calm.promise.minutes) < 1.15 < get_width(busy.promise.minutes) < 1.3
     assert get_width(busy.promise.bits_per_byte) > 1.01 * get_width(calm.promise.bits_per_byte)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from llmsys.estimate.scaling.small_run_law import (
+    LADDER_BYTES,
     LadderShape,
     SmallRun,
     SmallRuns,
@@ -125,7 +126,9 @@ def test_runs_of_a_gpu_follow_the_published_law_and_want_larger_models() -> None
     whole = predict(70e9, 1.4e12) * math.log(2) * 4.3
     assert whole == pytest.approx(1.8172 + 482.01 / 70e9**0.3478 + 2085.43 / 1.4e12**0.3658)
     # By the ladder alone ten million parameters are no better than a seventh of a million.
-    assert predict(10e6, 1e8) < 0.93 * predict(0.7e6, 1e8)
-    # Where the small runs end, nothing jumps.
-    end = law.trained_bytes[1] / 4.3
-    assert predict(1e6, 1.001 * end) == pytest.approx(predict(1e6, 0.999 * end), rel=1e-3)
+    assert predict(10e6, 3e8) < 0.93 * predict(0.7e6, 3e8)
+    assert predict(10e6, 1e7) > 0.98 * predict(0.7e6, 1e7)
+    # Where the ladder ends to count alone, nothing jumps; before, more tokens are better.
+    end = LADDER_BYTES / 4.3
+    assert predict(1e6, 1.001 * end) == pytest.approx(predict(1e6, 0.999 * end), rel=2e-3)
+    assert predict(1e6, end) < predict(1e6, end / 3) < predict(1e6, end / 10)

@@ -21,7 +21,13 @@ import sys
 from collections.abc import Callable, Sequence
 
 from llmsys import __version__
-from llmsys.errors import ConfigError, LlmsysError, UntrustedCodeError, to_data_error
+from llmsys.errors import (
+    ConfigError,
+    LlmsysError,
+    UntrustedCodeError,
+    to_data_error,
+    to_missing_package_error,
+)
 from llmsys.launch.commands.verbs import (
     CONFIG_HELP,
     OVERRIDE_HELP,
@@ -95,6 +101,10 @@ def main(
         if (problem := to_data_error(error)) is None:
             raise
         return _print_error(problem, as_json=as_json)
+    except ModuleNotFoundError as error:
+        if (missing := to_missing_package_error(error)) is None:
+            raise
+        return _print_error(missing, as_json=as_json)
 
 
 def format_help() -> str:

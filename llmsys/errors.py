@@ -128,6 +128,45 @@ def to_data_error(error: OSError) -> DataError | None:
     )
 
 
+# Packages that a plain `pip install llmsys` leaves out, and the extra that has them.
+EXTRAS = {
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
+    "sacrebleu": "train",
+    "safetensors": "train",
+    "scipy": "fit",
+    "torch": "train",
+}
+
+
+def to_missing_package_error(error: ModuleNotFoundError) -> ConfigError | None:
+    """Return the ConfigError for a package that an extra installs.
+
+    Args:
+        error: The error of an import.
+
+    Returns:
+        The error with the command that installs it. None for a module that no extra has.
+    """
+    package = (error.name or "").partition(".")[0]
+    return build_missing_package_error(package) if package in EXTRAS else None
+
+
+def build_missing_package_error(package: str) -> ConfigError:
+    """Return the error that a package is not installed.
+
+    Args:
+        package: One of `EXTRAS`.
+
+    Returns:
+        The error with the command that installs it.
+    """
+    return ConfigError(
+        f"this needs the package {package}, which is not installed. Install it with: pip install "
+        f"'llmsys[{EXTRAS[package]}]'"
+    )
+
+
 def format_choices(values: Sequence[object]) -> str:
     """Format values for a message: `1, 2, 3 or 6`.
 

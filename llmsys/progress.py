@@ -97,6 +97,16 @@ class Progress:
         elif not self._silent and self._clock() - self._printed >= PLAIN_LINE_SECONDS:
             self._print_line(self.format_line())
 
+    def change_total(self, total: float) -> None:
+        """Set another amount of the whole stage.
+
+        Args:
+            total: in the unit of the stage.
+        """
+        self.total = total
+        if self._bar is not None:
+            self._bar.total = total
+
     def format_line(self) -> str:
         """Return the state as one plain line: stage, done of total, rate, time left, details."""
         seconds = max(self._clock() - self._began, 1e-9)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,8 +27,9 @@ from llmsys.data_pipeline.stages.extract_text import extract_file
 from llmsys.data_pipeline.tokenize.train_sentencepiece import train_sentencepiece
 from llmsys.dataset.token_shards import read_batches
 
-# Files of which a sample is read: the first, the last, and some between.
-SAMPLED_FILES = 4
+# Files of which a sample is read: the first, the last, and some between. Of small files as many as
+# have the bytes of four large ones, up to a number whose opening takes some seconds.
+SAMPLED_FILES, MAX_SAMPLED_FILES = 4, 256
 # Bytes of each, as it is stored; about 50 pages of a crawl in one megabyte.
 SAMPLED_BYTES = 1 << 20
 # Bytes of kept text that are looked at, in equal parts of the files.
@@ -50,12 +53,15 @@ class TextSample:
         bytes_per_token: Bytes of a token by pieces of the vocabulary, of tokenizers that are
             trained on `TOKENIZED_BYTES` of it, on lines that they have not seen. Vocabularies
             that the sample is too small for are left out.
+        document_spread: Standard error of the bytes of a token of the sample, as a share of it,
+            by how its documents differ; 0 for a single document.
     """
 
     share: float
     num_bytes: int
     num_characters: int
     bytes_per_token: dict[int, float]
+    document_spread: float = 0.0
 
 
 def measure_text_share(data: CrawlConfig, *, is_crawl: bool) -> float | None:
@@ -96,10 +102,9 @@ def measure_text_sample(
         DataError: An input is missing.
     """
     found = find_input_files(data)
-    step = max(1, (len(found.paths) - 1) // (SAMPLED_FILES - 1))
-    paths = found.paths[::step][:SAMPLED_FILES]
+    paths = _choose_files(found.paths)
     read = kept = 0
-    texts: list[bytes] = []
+    texts: list[list[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="llmsys-sample-") as folder:
         for path in paths:
             settings = found.get_read_config(path, data.read)
@@ -110,25 +115,43 @@ def measure_text_sample(
                 stop, num_kept = _measure_documents(path, data, settings, sampled)
             read += stop
             kept += num_kept
-            texts.append(sampled.select_bytes(TOKENIZED_BYTES // len(paths)))
-    whole = b"\n".join(texts)
+            texts.append(sampled.select_texts(TOKENIZED_BYTES // len(paths)))
+    documents = [text for of_file in texts for text in of_file]
+    whole = b"\n".join(documents)
     if not (read and kept and whole.strip()):
         return None
     text = whole.decode("utf-8", "ignore")
-    lengths = {pieces: _measure_token_bytes(text, pieces) for pieces in vocabularies}
+    measured = {pieces: _measure_tokens(text, documents, pieces) for pieces in vocabularies}
+    found_lengths = {pieces: one for pieces, one in measured.items() if one is not None}
     return TextSample(
         share=kept / read,
         num_bytes=len(whole),
         num_characters=_count_characters(text),
-        bytes_per_token={
-            pieces: length for pieces, length in lengths.items() if length is not None
-        },
+        bytes_per_token={pieces: length for pieces, (length, _) in found_lengths.items()},
+        document_spread=max((spread for _, spread in found_lengths.values()), default=0.0),
     )
 
 
-def _measure_token_bytes(text: str, vocabulary: int) -> float | None:
+def _choose_files(paths: Sequence[str]) -> Sequence[str]:
+    """Return the files of the sample, evenly from all."""
+    if not paths:
+        return []
+    first = _select_evenly(paths, MAX_SAMPLED_FILES)
+    size = sum(Path(path).stat().st_size for path in first) / len(first)
+    wanted = int(SAMPLED_FILES * SAMPLED_BYTES / max(size, 1))
+    return _select_evenly(paths, min(MAX_SAMPLED_FILES, max(SAMPLED_FILES, wanted)))
+
+
+def _select_evenly(paths: Sequence[str], number: int) -> Sequence[str]:
+    step = max(1, (len(paths) - 1) // (number - 1))
+    return paths[::step][:number]
+
+
+def _measure_tokens(
+    text: str, documents: Sequence[bytes], vocabulary: int
+) -> tuple[float, float] | None:
     """Train a tokenizer on three of four lines of a text, and return the bytes of its tokens on the
-    fourth; None where the text has too few pieces.
+    fourth, and their standard error by documents; None where the text has too few pieces.
     """
     lines = [line for line in text.split("\n") if line]
     heldout = lines[HELDOUT_LINES - 1 :: HELDOUT_LINES]
@@ -142,8 +165,27 @@ def _measure_token_bytes(text: str, vocabulary: int) -> float | None:
         return None
     import sentencepiece  # slow to import
 
-    ids = sentencepiece.SentencePieceProcessor(model_proto=model).encode("\n".join(heldout))
-    return len("\n".join(heldout).encode()) / len(ids)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    ids = processor.encode("\n".join(heldout))
+    sizes_D = np.array([len(document) for document in documents], float)
+    counts_D = np.array(
+        [
+            len(one)
+            for one in processor.encode([text.decode("utf-8", "ignore") for text in documents])
+        ]
+    )
+    length = len("\n".join(heldout).encode()) / len(ids)
+    return length, _compute_ratio_error(counts_D, sizes_D)
+
+
+def _compute_ratio_error(
+    counts_D: npt.NDArray[np.float64], sizes_D: npt.NDArray[np.float64]
+) -> float:
+    """Return the standard error of sum(counts) / sum(sizes) over documents drawn at random, as a
+    share of it (Cochran 1977, "Sampling Techniques", 6.3).
+    """
+    rests_D = counts_D - sizes_D * (counts_D.sum() / sizes_D.sum())
+    return float(np.sqrt((rests_D**2).sum()) / counts_D.sum())
 
 
 def _count_characters(text: str) -> int:
@@ -163,10 +205,18 @@ class _SampledTexts:
         """Add texts."""
         self.texts += [(text.as_py() or "").encode() for text in texts]
 
-    def select_bytes(self, most: int) -> bytes:
-        """Return whole texts from everywhere in the file, as many as there is room for."""
+    def select_texts(self, most: int) -> list[bytes]:
+        """Return texts from everywhere in the file, as many as there is room for; the last one may
+        be cut.
+        """
         step = max(1, -(-sum(map(len, self.texts)) // most))
-        return b"\n".join(self.texts[::step])[:most]
+        chosen = self.texts[::step]
+        starts = accumulate(map(len, chosen), initial=0)
+        return [
+            text[: most - start]
+            for text, start in zip(chosen, starts, strict=False)
+            if text and start < most
+        ]
 
 
 def _measure_pages(

@@ -89,9 +89,7 @@ def _describe_code(version: int, sources: tuple[str, ...], packages: str) -> Sta
 
 
 # One entry for all comparisons: they share keys, decisions and text segments.
-_DEDUPLICATION = _describe_code(
-    1, ("dedup", "rules", "text", *_COMPARING), "pyarrow numpy spacy xxhash scipy"
-)
+_DEDUPLICATION = _describe_code(1, ("dedup", "rules", "text", *_COMPARING), "pyarrow numpy xxhash")
 _DEDUPLICATION_STAGES = (
     "signatures",
     "url_duplicates",
@@ -136,7 +134,7 @@ DOCUMENT_STAGES = {
     "filter": _describe_code(
         1,
         ("language", "rules", "text", "core/funnel.py", "stages/apply_rules.py"),
-        "pyarrow numpy py3langid pycld2 scipy regex spacy ftfy",
+        "pyarrow numpy py3langid pycld2 regex ftfy",
     ),
     **dict.fromkeys(_DEDUPLICATION_STAGES, _DEDUPLICATION),
     "collect": _describe_code(

@@ -53,6 +53,8 @@ _DATA_FILE = (
     ".feather",
     ".txt",
     ".md",
+    ".html",
+    ".htm",
 )
 _CRAWL = (".warc", ".wet", ".arc")
 _CSV = (".csv", ".tsv", ".tab")

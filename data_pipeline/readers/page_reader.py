@@ -1,8 +1,8 @@
 """Read the pages of one file of any supported format: the entry point of this package.
 
-Formats: WARC, WET, ARC, JSON lines, CSV, TSV, parquet, Arrow, plain text; all but parquet and Arrow
-may be compressed with gzip, zstd, lz4, bzip2 or xz; a path or a URL. The format is detected from
-the first bytes, and from the name only where they do not decide.
+Formats: WARC, WET, ARC, JSON lines, CSV, TSV, parquet, Arrow, plain text, HTML; all but parquet and
+Arrow may be compressed with gzip, zstd, lz4, bzip2 or xz; a path or a URL. The format is detected
+from the first bytes, and from the name only where they do not decide.
 
 Invariants:
 - No input raises. A failure is a `SkippedRecord` with file, offset and reason, and reading
@@ -50,6 +50,8 @@ _BY_NAME = {
     ".tab": "csv",
     ".txt": "text",
     ".md": "text",
+    ".html": "html",
+    ".htm": "html",
 }
 _HEAD = 4_096
 # Formats that are named and not read, and what to do with them.
@@ -154,6 +156,10 @@ def _iter_file_records(
         from llmsys.data_pipeline.readers.text_file import read_text_file
 
         yield from read_text_file(source, magic, limit)
+    elif kind == "html":
+        from llmsys.data_pipeline.readers.text_file import read_html_file
+
+        yield from read_html_file(source, magic, limit)
     elif kind == "arc":
         yield from iter_dialect_records(
             source, ArcDialect(), extractor.extract_page, extractor.keep_bytes

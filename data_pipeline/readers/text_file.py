@@ -1,10 +1,12 @@
-"""Read a text file, plain or compressed, as one document.
+"""Read a file, plain or compressed, as one document: a text, or a saved page of HTML.
 
-Reads UTF-8, with or without a byte order mark.
+A text is UTF-8, with or without a byte order mark. A page may have any charset, and is extracted as
+a page of a crawl is.
 """
 
 from collections.abc import Iterator
 
+from llmsys.data_pipeline.readers.charset import decide_charset
 from llmsys.data_pipeline.readers.compressed_members import CompressedMembers, DamagedMember
 from llmsys.data_pipeline.readers.input_stream import InputStream
 from llmsys.data_pipeline.readers.page_batch import Page, SkippedRecord
@@ -40,6 +42,34 @@ def read_text_file(
     values = {"text": text, "url": "", "id": "", "date": ""}
     found = build_document_page(0, values, max_text_bytes, "text")
     yield found if isinstance(found, Page) else SkippedRecord(source.path, 0, found)
+
+
+def read_html_file(
+    source: InputStream, magic: bytes, max_page_bytes: int
+) -> Iterator[Page | SkippedRecord]:
+    """Read a file of one page.
+
+    Args:
+        source: The file.
+        magic: Its compression.
+        max_page_bytes: A longer page is skipped.
+
+    Yields:
+        The page, without URL and date, or the reason why the file is none.
+    """
+    content = _read_content(source, magic, max_page_bytes)
+    if isinstance(content, SkippedRecord):
+        yield content
+        return
+    charset = decide_charset(content, "")
+    yield Page(
+        offset=0,
+        url="",
+        date="",
+        payload=content,
+        charset=charset.codec,
+        content_type="text/html",
+    )
 
 
 def _read_content(source: InputStream, magic: bytes, limit: int) -> bytes | SkippedRecord:

@@ -22,9 +22,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import llmsys
+from llmsys.errors import build_missing_package_error
 from llmsys.launch.process.parent_watch import build_child_environment
 from llmsys.launch.process.signal_forwarding import relay_signals_to
 from llmsys.report.compressor_comparison import describe_heldout_bytes
@@ -273,6 +275,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def require_engine(engine: str) -> None:
+    """Raise ConfigError where the packages of an engine are not installed: preparation comes first
+    and takes minutes.
+    """
+    for package in ("torch", "deepspeed") if engine == "deepspeed" else ("torch",):
+        if find_spec(package) is None:
+            raise build_missing_package_error(package)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; return 0 when the model beats both compressors, else 1 or the status of the
     failed verb.
@@ -280,6 +291,7 @@ def run(arguments: argparse.Namespace) -> int:
     With --json, standard output is the evaluation as one object, and everything else goes to
     standard error.
     """
+    require_engine(arguments.engine)
     program = shlex.split(arguments.program) if arguments.program else find_llmsys_command()
     words = (*list_crawl_overrides(), *arguments.overrides)
     folder = arguments.folder

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from llmsys.estimate.run_cost import PricingRequest
 
 # More devices than any site has, and more money than they cost.
+EXAMPLE_LENGTH = 4096
 MAX_ASKED = 10_000_000
 
 
@@ -113,17 +114,30 @@ def _has_budget(resolved: "LoadedConfig") -> bool:
     return not resolved.is_model_only or "tokens" in resolved.run.train.model_fields_set
 
 
+def choose_example_length(resolved: "LoadedConfig") -> int:
+    """Return the sequence length of an example for a model that is given without a batch.
+
+    Args:
+        resolved: the loaded config.
+
+    Returns:
+        One that the model has positions for.
+    """
+    return min(EXAMPLE_LENGTH, resolved.run.model.max_position_embeddings)
+
+
 def _check_batch(resolved: "LoadedConfig", arguments: argparse.Namespace) -> None:
     if has_batch(resolved):
         return
+    length = choose_example_length(resolved)
     example = (
         f"llmsys estimate {arguments.config} --device {arguments.device or 'h100-sxm'} --gpus 64"
     )
+    example += f" batch.sequence_length={length} batch.sequences=512"
     raise ConfigError(
         f"{arguments.config} is a bare model without a batch, and the time of a step depends on "
-        f"it. Give one, such as\n  {example} batch.sequence_length=4096 batch.sequences=512\nor, "
-        f"for hours and money, a number of tokens too:\n  {example} batch.sequence_length=4096 "
-        "batch.sequences=512 train.tokens=1_000_000_000_000"
+        f"it. Give one, such as\n  {example}\nor, for hours and money, a number of tokens too:\n  "
+        f"{example} train.tokens=1_000_000_000_000"
     )
 
 

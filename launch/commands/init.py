@@ -6,10 +6,11 @@ import argparse
 import json
 import shlex
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmsys.errors import ConfigError, DataError, LlmsysError
+from llmsys.errors import ConfigError, DataError, LlmsysError, build_missing_package_error
 from llmsys.launch.commands.arguments import parse_positive_number
 from llmsys.storage.atomic_write import write_bytes_atomically
 from llmsys.storage.paths import parse_local_path
@@ -40,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         nargs="*",
         type=parse_local_path,
-        help="folder of WARC, parquet, jsonl, Arrow, CSV or text files, of a prepared dataset, or "
-        "of a Hugging Face model; or one of each (default: the working directory)",
+        help="folder of WARC, parquet, jsonl, Arrow, CSV, text or HTML files, of a prepared "
+        "dataset, or of a Hugging Face model; or one of each (default: the working directory)",
     )
     parser.add_argument(
         "--output",
@@ -119,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     print("\n".join([f"found {line}" for line in found.describe()]))
     print(f"wrote {output}")
     if sized is not None:
-        from llmsys.launch.commands.init_minutes import format_promise
+        from llmsys.launch.commands.init_sized_config import format_promise
 
         print(format_promise(sized))
     print("\nnext:\n" + "\n".join(f"  {command}" for command in commands))
@@ -128,9 +129,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_minutes(minutes: float, found: "FoundContents") -> None:
     """Raise ConfigError where a promise makes no sense."""
+    from llmsys.launch.commands.init_config import MIN_DOCUMENTS
     from llmsys.launch.commands.init_minutes import require_minutes
 
     require_minutes(minutes)
+    if find_spec("torch") is None:  # it measures steps, after the sample
+        raise build_missing_package_error("torch")
+    if found.num_documents is not None and 0 < found.num_documents < MIN_DOCUMENTS:
+        raise ConfigError(
+            f"--minutes promises a loss on held-out documents, and {found.patterns[0]} has "
+            f"{found.num_documents}, a file each. Split them into {MIN_DOCUMENTS} or more, such as "
+            "with: split --lines 400 --additional-suffix .txt FILE FOLDER/part-"
+        )
     if found.model is not None:
         raise ConfigError(
             f"--minutes sizes a model to the time, and {found.model} has its size already. Leave "

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llmsys.launch.commands.init_inputs import FoundContents
-from llmsys.launch.commands.init_minutes import SizedRun, iter_sized_lines
+from llmsys.launch.commands.init_minutes import SizedRun
+from llmsys.launch.commands.init_sized_config import iter_sized_lines
 
 # Bytes of kept text per byte of a compressed crawl file where none could be measured: low, so that
 # a vocabulary is rather too small.
@@ -24,6 +25,10 @@ TOKEN_BYTES = {32_000: 4.3, 8_192: 3.8, 4_096: 3.3, 1_024: 2.2, 512: 1.6}
 # Of the vocabularies of published models, which are larger.
 MODEL_TOKEN_BYTES = 4.3
 SMALL_DATA_BYTES = 1e8
+# Each document is held out with this probability; of few documents with a larger one, so that there
+# are some. A folder with fewer than MIN_DOCUMENTS may well end up without.
+HELDOUT_SHARE, MAX_HELDOUT_SHARE, HELDOUT_DOCUMENTS = 0.05, 0.3, 4
+MIN_DOCUMENTS, MANY_DOCUMENTS = 10, 1_000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 
@@ -150,7 +155,7 @@ def _iter_data_lines(found: FoundContents, name: str) -> Iterator[str]:
             f"  read: {{text_field: {_quote(found.text_field)}}}   # the column of the "
             f"documents{others}"
         )
-    if found.has_html:
+    if found.has_crawl:
         yield (
             "  language: {languages: []}        # every language that is recognized; [en] keeps "
             "English alone"
@@ -168,17 +173,26 @@ def _iter_data_lines(found: FoundContents, name: str) -> Iterator[str]:
             "  language: {languages: [], min_score: 0}   # every language; [en] keeps English alone"
         )
         yield (
-            "  # rules: [{kind: gopher_quality}]   # texts are kept as they are; llmsys list "
-            "rules names the rules"
+            "  # rules: [{kind: gopher_quality}]   # all are kept; llmsys list rules has the rules"
         )
     yield "  deduplicate:"
     yield "    exact: {kind: text}            # of equal texts one stays"
     yield "    minhash: {kind: minhash}       # and of near duplicates the longest"
     if estimate_text_bytes(found) < SMALL_DATA_BYTES:
         yield (
-            "  split: {heldout_fraction: 0.05}  # of little text, a share that is large enough to "
-            "measure on"
+            f"  split: {{heldout_fraction: {choose_heldout_share(found):.2g}}}  # of little text, "
+            "a share that is large enough to measure on"
         )
+
+
+def choose_heldout_share(found: FoundContents) -> float:
+    """Return the share of documents to hold out of little text: some, also of few documents.
+
+    Args:
+        found: what the folders hold.
+    """
+    documents = found.num_documents or MANY_DOCUMENTS
+    return max(HELDOUT_SHARE, min(MAX_HELDOUT_SHARE, HELDOUT_DOCUMENTS / documents))
 
 
 def _iter_tokenizer_lines(found: FoundContents, vocabulary: int | None) -> Iterator[str]:

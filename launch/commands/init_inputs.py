@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from llmsys.data_pipeline.readers.dataset_folders import DatasetFolder
 
 CSV = "CSV"
+HTML = "HTML"
 FORMATS = {
     "WARC": (".warc.gz", ".warc", ".warc.zst", ".wet.gz", ".wet", ".arc.gz", ".arc"),
     "JSON lines": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".json", ".json.gz"),
@@ -29,6 +30,7 @@ FORMATS = {
     "Arrow": (".arrow", ".feather"),
     CSV: (".csv", ".csv.gz", ".csv.zst", ".tsv", ".tsv.gz", ".tab"),
     "text": (".txt", ".md"),
+    HTML: (".html", ".htm"),
 }
 # Files about the data of a folder, which are not data.
 CONFIG_FILES = ("dataset_info.json", "state.json", "dataset_infos.json", "README.md")
@@ -55,8 +57,21 @@ class FoundContents:
 
     @property
     def has_html(self) -> bool:
-        """True for crawl files, whose pages have boilerplate; other formats come as text."""
+        """True for crawl files and saved pages, which have boilerplate; other formats come as
+        text.
+        """
+        return self.has_crawl or any(name == HTML for name, _ in self.formats)
+
+    @property
+    def has_crawl(self) -> bool:
+        """True for crawl files, most of whose pages nobody wants; others are somebody's choice."""
         return any(name == "WARC" for name, _ in self.formats)
+
+    @property
+    def num_documents(self) -> int | None:
+        """Documents, where each file is one; None where their number is not known."""
+        counts = [count for name, count in self.formats if name in ("text", HTML)]
+        return sum(counts) if len(counts) == len(self.formats) else None
 
     def describe(self) -> list[str]:
         """Return a line for each thing that was found."""

@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmsys.config.promise import PromiseConfig, PromisedInterval
+from llmsys.config.train import EVALUATED_COST
 from llmsys.errors import ConfigError
-from llmsys.estimate.percentile_interval import PercentileInterval, build_log_normal_interval
+from llmsys.estimate.percentile_interval import (
+    Z90,
+    PercentileInterval,
+    build_log_normal_interval,
+)
 
 if TYPE_CHECKING:
     from llmsys.config.run import RunConfig
@@ -56,19 +61,25 @@ SEQUENCE_LENGTH = 256
 # Steps of a run: fewer do not train a small model, more are a waste of small matrices.
 TARGET_STEPS = 800
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 1_024, 131_072
-# An evaluated token has the forward pass alone, a third of a trained one.
-EVALUATED_COST = 1 / 3
-# Held-out tokens, as a share of the trained ones: a thirtieth of the time.
+# Held-out tokens, as a share of the trained ones: a fifteenth of the time.
 EVALUATED_SHARE = 0.1
 # Passes over the text: after more of them a repeated token teaches little.
 MAX_PASSES = 8
 # Share of the time for checkpoints and samples.
 RESERVE = 0.03
 PROBE_SECONDS = 5.0
-# The probe is seconds, and the run is minutes on a machine that others use too.
+# Deviation of the logarithm of minutes: the run fits its tokens to them (train.fit_minutes), and
+# what is left is the evaluation at its end, whose seconds are an estimate.
+FIT_SPREAD = 0.04
+# The same beside other programs, by five runs: the evaluation may get a fraction of a core.
+BUSY_FIT_SPREAD = 0.09
+# Seconds of a run that no plan sees, such as the last checkpoint.
+UNPLANNED_SECONDS = 1.0
+# Deviations of the logarithm of the tokens that fit. The probe is seconds, and the run is minutes
+# on a machine that others use too.
 LOAD_SPREAD = 0.07
-# The same where more programs want to run than there are cores: measured over promised minutes of
-# eight runs on such a machine (docs/first-model.md).
+# The same where more programs want to run than there are cores: measured over the minutes of eight
+# runs with a fixed budget on such a machine (docs/first-model.md).
 BUSY_SPREAD = 0.48
 # What a profile knows of a step that it has not seen.
 PROFILE_SPREAD = 0.25
@@ -193,15 +204,16 @@ def plan_run_minutes(minutes: float, text_bytes: float, sample: "TextSample") ->
     profile = get_machine_profile(renew=True)
     law = load_small_run_law()
     seconds = 60 * minutes * (1 - RESERVE)
-    options = list(_iter_options(seconds, text_bytes, sample, profile, law))
+    options = list(_iter_options(seconds, text_bytes, sample, profile))
     if not options:
         raise ConfigError(
             f"{minutes:g} minutes are too short for a model of {SIZES[0][0]} channels, or "
             f"{text_bytes:,.0f} bytes of text too few for a step. Give more of either."
         )
-    best = min(options, key=lambda one: one.loss.p50)
+    most = max(one.tokens * one.bytes_per_token for one in options)
+    best = min(options, key=lambda one: one.predict_loss(law, one.tokens, most).p50)
     get_logger(__name__).info("measuring steps of the chosen model")
-    return _build_run(best, minutes, _measure_step(best, profile), profile, law)
+    return _build_run(best, minutes, _measure_step(best, profile), profile, law, sample, most)
 
 
 @dataclass(frozen=True)
@@ -217,7 +229,19 @@ class _Option:
     token_length: float | None
     parameters: int
     config: "RunConfig"
-    loss: PercentileInterval
+
+    def predict_loss(
+        self, law: "SmallRunLaw", tokens: float, most_bytes: float
+    ) -> PercentileInterval:
+        """Return the bits per byte of the model after some tokens."""
+        return law.predict_bits_per_byte(
+            parameters=self.parameters,
+            tokens=tokens,
+            unique_tokens=self.unique_tokens,
+            bytes_per_token=self.bytes_per_token,
+            token_length=self.token_length,
+            most_bytes=most_bytes,
+        )
 
 
 def _iter_options(
@@ -225,9 +249,8 @@ def _iter_options(
     text_bytes: float,
     sample: "TextSample",
     profile: "DeviceProfile",
-    law: "SmallRunLaw",
 ) -> Iterator[_Option]:
-    """Yield every model and vocabulary with what it reaches in the time."""
+    """Yield every model and vocabulary with the tokens of the time."""
     from llmsys.config.loading.load import read_config
     from llmsys.estimate.model_tensors import count_parameters
     from llmsys.estimate.step_time import estimate_step_time
@@ -256,13 +279,6 @@ def _iter_options(
             if tokens < 20 * step_tokens or not (is_earned or vocabulary == least_vocabulary):
                 continue
             parameters = count_parameters(config.model).total
-            loss = law.predict_bits_per_byte(
-                parameters=parameters,
-                tokens=tokens,
-                unique_tokens=unique,
-                bytes_per_token=size_of_token,
-                token_length=length,
-            )
             yield _Option(
                 vocabulary,
                 size,
@@ -273,7 +289,6 @@ def _iter_options(
                 length,
                 parameters,
                 config,
-                loss,
             )
 
 
@@ -317,8 +332,8 @@ def _count_tokens(seconds: float, seconds_per_token: float) -> float:
 
 @dataclass(frozen=True)
 class _StepTime:
-    """Seconds of a step, the deviation of their logarithm, how they are known, and the threads
-    that are fastest (0: those of the default).
+    """Seconds of a step, the deviation of their logarithm in a run, how they are known, and the
+    threads that are fastest (0: those of the default).
     """
 
     seconds: float
@@ -333,7 +348,7 @@ def _measure_step(option: _Option, profile: "DeviceProfile") -> _StepTime:
 
     if profile.compute_capability is not None:
         found = estimate_step_time(option.config, option.config.resolve_layout(1), profile)
-        how = f"by the profile of {profile.name}, not measured: the interval is wide for that"
+        how = f"by the profile of {profile.name}, not measured"
         return _StepTime(found.seconds.p50, PROFILE_SPREAD, how, 0)
     from llmsys.calibrate.training_steps import measure_fastest_rate
     from llmsys.parallel.process_group import init_process_group
@@ -344,7 +359,7 @@ def _measure_step(option: _Option, profile: "DeviceProfile") -> _StepTime:
     load = LOAD_SPREAD
     if _is_busy():
         load = BUSY_SPREAD
-        how += "; other programs keep this machine busy, so the interval is wide"
+        how += "; other programs keep this machine busy, so the tokens may become others"
     spread = math.hypot(load, rate.spread)
     return _StepTime(rate.seconds, spread, how, rate.threads)
 
@@ -362,6 +377,8 @@ def _build_run(
     measured: _StepTime,
     profile: "DeviceProfile",
     law: "SmallRunLaw",
+    sample: "TextSample",
+    most_bytes: float,
 ) -> SizedRun:
     """Return the run whose tokens fit the measured step."""
     step = measured.seconds
@@ -371,15 +388,21 @@ def _build_run(
     tokens = max(10, int(wanted / step_tokens)) * step_tokens
     evaluated = max(step_tokens, int(EVALUATED_SHARE * tokens / step_tokens) * step_tokens)
     took = (tokens + EVALUATED_COST * evaluated) / step_tokens * step / 60 / (1 - RESERVE)
-    loss = law.predict_bits_per_byte(
-        parameters=option.parameters,
-        tokens=tokens,
-        unique_tokens=option.unique_tokens,
-        bytes_per_token=option.bytes_per_token,
-        token_length=option.token_length,
+    # Another speed is another number of tokens, and so another loss.
+    factor = math.exp(measured.spread)
+    slow, middle, fast = (
+        option.predict_loss(law, trained, most_bytes)
+        for trained in (tokens / factor, tokens, tokens * factor)
     )
+    of_speed = abs(math.log(slow.p50 / fast.p50)) / 2
+    # Held-out documents may be of another kind than those of the sample.
+    heldout_bytes = evaluated * option.bytes_per_token
+    of_documents = sample.document_spread * math.sqrt(1 + sample.num_bytes / heldout_bytes)
+    loss = _widen_interval(middle, math.hypot(of_speed, of_documents))
+    fit = BUSY_FIT_SPREAD if _is_busy() else FIT_SPREAD
+    spread = math.hypot(fit, UNPLANNED_SECONDS / (60 * took))
     promise = PromiseConfig(
-        minutes=_round_interval(build_log_normal_interval(took, measured.spread)),
+        minutes=_round_interval(build_log_normal_interval(took, spread)),
         bits_per_byte=_round_interval(loss),
         tokens=tokens,
         machine=profile.sources.get("machine", profile.name),
@@ -402,87 +425,14 @@ def _build_run(
     )
 
 
+def _widen_interval(interval: PercentileInterval, spread: float) -> PercentileInterval:
+    """Return a log-normal interval with one more deviation of the logarithm."""
+    own = math.log(interval.p90 / interval.p50) / Z90
+    return build_log_normal_interval(interval.p50, math.hypot(own, spread))
+
+
 def _round_interval(interval: PercentileInterval) -> PromisedInterval:
     low, middle, high = (
         float(f"{value:.3g}") for value in (interval.p10, interval.p50, interval.p90)
     )
     return PromisedInterval(low=low, middle=middle, high=high)
-
-
-def iter_sized_lines(run: SizedRun) -> Iterator[str]:
-    """Yield the sections of the config from the model to the promise, with their reasons.
-
-    Args:
-        run: The sized run.
-
-    Yields:
-        Lines of YAML.
-    """
-    hidden, promise = run.hidden_size, run.promise
-    step_tokens = run.sequences * SEQUENCE_LENGTH
-    yield (
-        f"model:                             # {run.parameters / 1e6:.3g}M parameters: of the "
-        f"sizes that {run.asked_minutes:g} minutes allow,"
-    )
-    yield f"  vocab_size: {run.vocabulary}                 # the one with the lowest predicted loss"
-    yield f"  hidden_size: {hidden}"
-    yield f"  intermediate_size: {compute_intermediate_size(hidden)}"
-    yield f"  num_hidden_layers: {run.blocks}"
-    yield f"  num_attention_heads: {run.heads}"
-    yield f"  max_position_embeddings: {SEQUENCE_LENGTH}"
-    yield "  tie_word_embeddings: true"
-    yield "  norm: {kind: rmsnorm}"
-    yield "  position: {kind: rope}"
-    yield ""
-    yield (
-        f"batch: {{sequence_length: {SEQUENCE_LENGTH}, sequences: {run.sequences}}}   # "
-        f"{step_tokens:,} tokens a step, {run.tokens // step_tokens:,} steps of "
-        f"{run.step_seconds:.3g} s ({run.how})"
-    )
-    yield "optimizer:                         # rates that fit every width, by the recipes"
-    yield "  kind: adamw"
-    yield f"  learning_rate: {0.2 / hidden:.3g}          # 0.2 / hidden_size"
-    yield f"  embedding_lr_multiplier: {0.4 * hidden:.3g}  # 0.08 for embeddings"
-    yield "  betas: [0.9, 0.99]"
-    yield "  weight_decay: 0.1"
-    yield (
-        f"schedule: {{kind: linear, warmup_tokens: {run.tokens // 50 or 1}, min_lr_factor: 0.0}}"
-    )
-    passes = run.tokens / run.unique_tokens
-    yield "train:"
-    yield f"  tokens: {run.tokens}                # {passes:.2g} passes over the text, by a sample"
-    if passes > 0.95 * MAX_PASSES:
-        yield f"  # {MAX_PASSES} passes are the most: the text is too small for more minutes"
-    if run.threads:
-        yield f"  threads_per_process: {run.threads}          # the fastest of one, half and all"
-    yield (
-        f"evaluation: {{max_tokens: {run.evaluated_tokens}}}   # at the end: a thirtieth of the "
-        "time"
-    )
-    yield "checkpoint: {every_steps: 200}"
-    yield "# launch: {processes: 2}           # the promise holds for one process"
-    yield ""
-    yield "promise:                           # of eight in ten runs; the report shows the outcome"
-    yield f"  minutes: {_format_interval(promise.minutes)}   # training and its evaluation"
-    yield f"  bits_per_byte: {_format_interval(promise.bits_per_byte)}   # of held-out documents"
-    yield f"  tokens: {promise.tokens}"
-    yield f'  machine: "{promise.machine}"'
-    yield f'  date: "{promise.date}"'
-
-
-def _format_interval(one: PromisedInterval) -> str:
-    return f"{{low: {one.low}, middle: {one.middle}, high: {one.high}}}"
-
-
-def format_promise(run: SizedRun) -> str:
-    """Return the promise as a line for people.
-
-    Args:
-        run: The sized run.
-    """
-    minutes, loss = run.promise.minutes, run.promise.bits_per_byte
-    return (
-        f"promised: {minutes.middle:.3g} minutes ({minutes.low:.3g} to {minutes.high:.3g}) of "
-        f"training, {loss.middle:.3g} bits per byte ({loss.low:.3g} to {loss.high:.3g}); "
-        f"{run.parameters / 1e6:.3g}M parameters, {run.tokens:,} tokens; {run.how}"
-    )

@@ -17,6 +17,7 @@ from llmsys.launch.commands.arguments import (
 from llmsys.launch.commands.estimate_request import (
     MAX_ASKED,
     add_my_machine_argument,
+    choose_example_length,
     find_my_machine,
     has_batch,
     print_assumptions,
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         cluster = cluster.model_copy(update={"price_per_hour": 0.0})
     device = cluster.load_device()
     if not has_batch(resolved):
-        raise ConfigError(_format_missing_batch(arguments, own))
+        raise ConfigError(_format_missing_batch(resolved, arguments, own))
     from llmsys.estimate.plan.layout_search import search_layouts
     from llmsys.estimate.plan.layout_table import (
         build_plan_output,
@@ -157,9 +158,12 @@ def _print_json(output: "BaseModel") -> None:
     print(json.dumps(output.model_dump(exclude_unset=True)))
 
 
-def _format_missing_batch(arguments: argparse.Namespace, own: dict[str, str]) -> str:
+def _format_missing_batch(
+    resolved: "LoadedConfig", arguments: argparse.Namespace, own: dict[str, str]
+) -> str:
     words = " ".join([arguments.config, *(f"{name}={value}" for name, value in own.items())])
-    example = f"llmsys plan {words} batch.sequence_length=4096 batch.sequences=512"
+    length = choose_example_length(resolved)
+    example = f"llmsys plan {words} batch.sequence_length={length} batch.sequences=512"
     return (
         f"{arguments.config} is a bare model without a batch, and the fastest layout depends on "
         f"it. Give one, such as\n  {example}\nor, for hours and money, a number of tokens too:\n  "

@@ -47,9 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.config.loading.load import load_run_config
     from llmsys.estimate.device_profile import MACHINE_PROFILE, NOT_MEASURED
     from llmsys.launch.launchers.local import run_local_ranks
-    from llmsys.launch.process.run_requirements import require_startable
+    from llmsys.launch.process.run_requirements import require_packages, require_startable
 
     config = load_run_config(arguments.config, arguments.overrides)
+    require_packages(config)
     require_export(config, arguments.export, arguments.dtype)
     if arguments.prepare:
         prepare_missing_dataset(config)
@@ -84,10 +85,17 @@ def _list_promise_lines(config: "RunConfig") -> list[str]:
     """Return what `llmsys init --minutes` promised, and the outcome."""
     if config.promise is None:
         return []
-    from llmsys.report.promise_section import compare_promise, format_promise_lines
+    from llmsys.report.promise_section import (
+        compare_promise,
+        describe_trained_tokens,
+        format_promise_lines,
+    )
 
-    events = iter_events(config.run.folder / "events.jsonl")
-    return format_promise_lines(compare_promise(config.promise, config.train.tokens, events))
+    events = list(iter_events(config.run.folder / "events.jsonl"))
+    lines = format_promise_lines(compare_promise(config.promise, config.train.tokens, events))
+    trained = [event["tokens"] for event in events if event["event"] == "finish"]
+    fitted = describe_trained_tokens(config.promise, trained[-1] if trained else None)
+    return [*lines, fitted] if fitted else lines
 
 
 def require_export(config: "RunConfig", folder: Path | None, dtype: str | None) -> None:
@@ -147,9 +155,9 @@ def count_steps(config: "RunConfig") -> int:
     """Return the steps of a run; of a batch that grows by the noise scale, with the doublings of
     its events.
     """
-    from llmsys.train.recorded_doublings import load_doublings
+    from llmsys.train.recorded_changes import load_recorded_changes
 
-    return load_doublings(config).num_steps
+    return load_recorded_changes(config).num_steps
 
 
 def is_finished(config: "RunConfig") -> bool:

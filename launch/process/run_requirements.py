@@ -6,6 +6,7 @@ Reads the config and the manifests of its datasets.
 import os
 import shlex
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.data import list_dataset_folders
@@ -17,7 +18,12 @@ from llmsys.config.schedule import PythonScheduleConfig
 from llmsys.data.step_plan import RunPlan
 from llmsys.dataset.manifest import MANIFEST_NAME, load_manifest
 from llmsys.dataset.remote_dataset import is_prepared
-from llmsys.errors import CheckpointError, ConfigError, DataError
+from llmsys.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    build_missing_package_error,
+)
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.events import require_events
 from llmsys.optim.lr_schedule import load_python_schedule
@@ -62,9 +68,30 @@ def require_layout(config: RunConfig, ranks: int) -> None:
         RunPlan(config.batch, layout.data_parallel_size, 0)
 
 
+def require_packages(config: RunConfig) -> None:
+    """Check that what ranks import is installed.
+
+    Args:
+        config: The run.
+
+    Raises:
+        ConfigError: A package is missing, with the command that installs it.
+    """
+    trackers = config.tracking.wandb or config.tracking.tensorboard or config.tracking.mlflow
+    needed = {
+        "torch": True,
+        "safetensors": True,
+        "deepspeed": config.engine.kind == "deepspeed",
+        "accelerate": config.engine.kind == "accelerate" or trackers,
+    }
+    for package, is_needed in needed.items():
+        if is_needed and find_spec(package) is None:
+            raise build_missing_package_error(package)
+
+
 def require_startable(config: RunConfig, words: Sequence[str]) -> None:
-    """Check what ranks would find seconds later: device profile, run folder, initial weights, the
-    settings of the checkpoint that the run would continue, and the tokenizer.
+    """Check what ranks would find seconds later: packages, device profile, run folder, initial
+    weights, the settings of the checkpoint that the run would continue, and the tokenizer.
 
     Args:
         config: The run.
@@ -74,6 +101,7 @@ def require_startable(config: RunConfig, words: Sequence[str]) -> None:
         ConfigError, DataError, CheckpointError: One of them does not fit. Missing datasets are
             said by `require_datasets`.
     """
+    require_packages(config)
     if config.flops.device is not None:
         load_device_profile(config.flops.device)
     require_run_folder(config)

@@ -34,6 +34,6 @@ class PromiseConfig(Section):
         description="Wall minutes from the first step to the end of the final evaluation."
     )
     bits_per_byte: PromisedInterval = Field(description="Held-out bits per byte at the end.")
-    tokens: int = Field(ge=1, description="Token budget that it holds for.")
+    tokens: int = Field(ge=1, description="Planned tokens: `train.tokens`.")
     machine: str = Field(description="Machine that it holds for.")
     date: str = Field(description="Day on which the machine and the text were measured.")

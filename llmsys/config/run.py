@@ -405,4 +405,4 @@ class RunConfig(Section):
     @property
     def num_steps(self) -> int:
         """Optimizer steps of the run; the last one completes the token budget."""
-        return self.batch.count_steps_for(self.train.tokens)
+        return self.batch.count_steps_for(self.train.get_budget())

@@ -26,7 +26,7 @@ from llmsys.storage.arrow_file import read_batches
 from llmsys.train.build_objective import build_step_batches
 from llmsys.train.checkpoint_load import list_complete_checkpoints
 from llmsys.train.checkpoint_record import read_record
-from llmsys.train.recorded_doublings import load_doublings
+from llmsys.train.recorded_changes import load_recorded_changes
 from llmsys.train.run_data import open_run_data
 
 
@@ -47,7 +47,7 @@ class DocumentTracer:
         Args:
             config: Config of the run. Later doublings of the batch are loaded from its folder.
         """
-        self.config = config = load_doublings(config)
+        self.config = config = load_recorded_changes(config)
         self.dataset = open_run_data(config, "train")
         self.steps: StepBatches = build_step_batches(
             config.model_copy(update={"batch": _build_single_rank_batch_config(config)}), 1, 0

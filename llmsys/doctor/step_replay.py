@@ -30,7 +30,7 @@ from llmsys.train.checkpoint_record import find_checkpoint_error, read_record
 from llmsys.train.dropout_seed import seed_dropout
 from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from llmsys.train.precision import resolve_precision
-from llmsys.train.recorded_doublings import load_doublings
+from llmsys.train.recorded_changes import load_recorded_changes
 
 # Relative tolerance of loss and gradient norm: sums in another order, in the dtype of the matmuls.
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
@@ -65,7 +65,7 @@ def replay_step(config: RunConfig, step: int) -> list[ReplayCheck]:
             seed.
     """
     recorded = _read_step_events(config.run.folder, step)
-    alone = _build_single_process_config(load_doublings(resolve_precision(config)))
+    alone = _build_single_process_config(load_recorded_changes(resolve_precision(config)))
     with init_process_group():
         check_config(alone, 1)
         set_num_threads(alone)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, build_missing_package_error
 
 SOURCE = Path(__file__).with_name("pretended_device.cpp")
 COMPILER_VARIABLE = "CXX"
@@ -51,9 +51,7 @@ def find_torch_folder() -> Path:
     """Return the folder of the installed torch without importing it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise ConfigError(
-            "torch is not installed, and a dry run builds the real model. Run make install."
-        )
+        raise build_missing_package_error("torch")
     return Path(spec.origin).parent
 
 

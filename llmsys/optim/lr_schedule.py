@@ -87,7 +87,7 @@ def compute_learning_rate(config: RunConfig, steps: int) -> LearningRate:
     if isinstance(schedule, NoamScheduleConfig):
         multiplier = compute_noam_rate(steps, schedule.warmup_steps, config.model.hidden_size)
     else:
-        multiplier = compute_lr_multiplier(schedule, tokens, config.train.tokens)
+        multiplier = compute_lr_multiplier(schedule, tokens, config.train.get_budget(steps))
     decay_share = interpolate_multiplier(config.factors.weight_decay, tokens)
     return LearningRate(config.optimizer.learning_rate * multiplier, decay_share)
 
@@ -128,7 +128,7 @@ def compute_lr_multiplier(config: ScheduleConfig, tokens: float, budget_tokens: 
     Args:
         config: The section `schedule`.
         tokens: Place in the run, in tokens.
-        budget_tokens: `train.tokens`, at which the decay ends.
+        budget_tokens: Tokens of the whole run, at which the decay ends.
 
     Returns:
         The share, in [0, 1]; one of the user's own may be above 1.

@@ -13,6 +13,9 @@ from llmsys.report.html_markup import build_paragraph, build_table
 from llmsys.report.report_section import ReportSection
 from llmsys.report.run_record import RunRecord, is_finite
 
+# A smaller share of tokens is a step more or less.
+MIN_DIFFERENCE = 0.02
+
 
 @dataclass(frozen=True)
 class PromiseOutcome:
@@ -112,6 +115,25 @@ def format_promise_lines(outcomes: Iterable[PromiseOutcome]) -> list[str]:
     ]
 
 
+def describe_trained_tokens(promise: PromiseConfig, trained: Any) -> str:
+    """Return what became of the planned tokens.
+
+    Args:
+        promise: Of the config.
+        trained: `tokens` of the run's `finish` event; None before it.
+
+    Returns:
+        A sentence without its full stop; "" where as many were trained.
+    """
+    if not is_finite(trained) or abs(trained / promise.tokens - 1) < MIN_DIFFERENCE:
+        return ""
+    speed = "slower" if trained < promise.tokens else "faster"
+    return (
+        f"trained {trained:,.0f} tokens, where {promise.tokens:,} were planned: the machine was "
+        f"{speed} than the probe, and the run fitted its tokens to the minutes"
+    )
+
+
 def build_promise_section(record: RunRecord) -> ReportSection | None:
     """Return a table of promise and outcome; None for a run without a promise.
 
@@ -145,5 +167,7 @@ def build_promise_section(record: RunRecord) -> ReportSection | None:
         "should end inside of the interval. Minutes are from the first step to the end of the "
         "final evaluation."
     )
+    fitted = describe_trained_tokens(promise, finish.get("tokens"))
+    note = [build_paragraph(fitted[0].upper() + fitted[1:] + ".")] if fitted else []
     table = build_table(("", "promised", "outcome", "difference"), rows, numeric=[1, 2, 3])
-    return ReportSection("promise", "Promise and outcome", [lead, table])
+    return ReportSection("promise", "Promise and outcome", [lead, table, *note])

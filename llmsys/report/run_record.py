@@ -170,8 +170,8 @@ class RunRecord:
             self.finish = event
         elif kind == "branch":
             self.branch = event
-        elif kind == "batch_growth" and self.starts:
-            # fewer, larger steps remain
+        elif kind in ("batch_growth", "budget") and self.starts:
+            # fewer, larger steps remain, or as many as the minutes allow
             self.starts[-1] = self.starts[-1] | {"steps": event["steps"]}
         elif kind == "prediction":
             self._set_prediction(event)

@@ -22,7 +22,7 @@ from llmsys.config.batch_ramp import NoiseRampConfig
 from llmsys.config.run import RunConfig
 from llmsys.parallel.process_group import run_on_rank_zero
 from llmsys.train.gradient_noise_scale import GradientNoiseScale, NoiseScaleMeter
-from llmsys.train.recorded_doublings import set_doublings
+from llmsys.train.recorded_changes import set_doublings
 
 
 class BatchGrowth:

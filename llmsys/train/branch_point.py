@@ -26,7 +26,7 @@ from llmsys.errors import CheckpointError
 from llmsys.log import get_logger
 from llmsys.train.checkpoint_load import read_resumable_record
 from llmsys.train.checkpoint_record import read_record
-from llmsys.train.recorded_doublings import set_doublings
+from llmsys.train.recorded_changes import set_recorded_changes
 from llmsys.train.run_settings import format_changes
 from llmsys.train.source_checkpoint import (
     TakenTensors,
@@ -92,7 +92,7 @@ def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoin
     now = identity
     tokens = _count_parent_tokens(checkpoint, saved, record)
     has_same_batch = saved["batch"] == now["batch"]
-    config = set_doublings(config, record) if has_same_batch else config
+    config = set_recorded_changes(config, record) if has_same_batch else config
     steps = _find_first_step(config, checkpoint, tokens, int(record["steps"]))
     changes = _list_changes(saved, now)
     # Windows are cut by these settings; steps of pairs are grouped by the whole batch.

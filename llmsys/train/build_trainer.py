@@ -53,6 +53,7 @@ from llmsys.train.branch_point import (
     load_branch,
     load_initial_weights,
 )
+from llmsys.train.budget_fit import BudgetFit
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_evaluator, build_step_batches
 from llmsys.train.checkpoint_average import average_checkpoints, require_enough_saves
@@ -67,10 +68,10 @@ from llmsys.train.loss_recorder import DocumentLossRecorder
 from llmsys.train.metric_logger import MetricLogger, Trackers
 from llmsys.train.norm_meter import NormMeter
 from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
-from llmsys.train.recorded_doublings import read_growth_record, set_doublings
+from llmsys.train.recorded_changes import read_changes_record, set_recorded_changes
 from llmsys.train.remote_run import lock_run
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
-from llmsys.train.run_data import RunData, open_run_data
+from llmsys.train.run_data import RunData, count_evaluated_tokens, open_run_data
 from llmsys.train.run_prediction import write_prediction
 from llmsys.train.shared_dataset import share_dataset_files
 from llmsys.train.step_guard import StepGuard, describe_step_contents
@@ -208,9 +209,10 @@ def build_trainer(
     branch = (
         find_branch_point(config, identity) if newest is None and config.train.branch_from else None
     )
-    config = set_doublings(
-        config, record := read_growth_record(newest, branch.growth_record if branch else None)
+    config = set_recorded_changes(
+        config, record := read_changes_record(newest, branch.growth_record if branch else None)
     )
+    control.budget_fit = BudgetFit(config.train.fit_minutes, count_evaluated_tokens(config), record)
     place = layout.data_parallel_size, layout.get_data_rank(get_rank())
     steps = build_step_batches(config, *place)
     growth = control.batch_growth = BatchGrowth(
@@ -234,8 +236,7 @@ def build_trainer(
     profiler = StepProfiler(config.train.profile, config.run.folder, get_rank(), device)
     stack.enter_context(profiler.handle_signal())
     check = build_corruption_check(config, engine, layout)
-    every_steps = config.train.norms_every_steps
-    norm_meter = NormMeter(every_steps, engine) if every_steps else None
+    norm_meter = NormMeter(every, engine) if (every := config.train.norms_every_steps) else None
     consistency = _build_consistency_check(config, engine, meshes)
     recorder = _build_loss_recorder(config, dataset, start.steps)
     loader = StepLoader(steps, pinned=device.type == "cuda")

@@ -26,7 +26,7 @@ from llmsys.train.checkpoint_load import (
 )
 from llmsys.train.checkpoint_record import find_checkpoint_error, read_record
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
-from llmsys.train.recorded_doublings import is_batch_measured
+from llmsys.train.recorded_changes import is_batch_measured
 
 log = get_logger(__name__)
 

@@ -125,6 +125,18 @@ def open_run_data(config: RunConfig, split: str) -> RunData:
     return RunData(tuple(named), tuple(named.values()), tokenizer)
 
 
+def count_evaluated_tokens(config: RunConfig) -> int:
+    """Return the held-out tokens that an evaluation of the run has at most.
+
+    Args:
+        config: the config of the run.
+    """
+    folders = list_dataset_folders(config.data)
+    splits = [load_manifest(folder).splits.get("heldout") for folder in folders]
+    heldout = sum(0 if split is None else split.tokens for split in splits)
+    return min(heldout, config.evaluation.max_tokens or heldout)
+
+
 def _open_mixture_sources(
     mixture: MixtureConfig, split: str, tokenizer: Tokenizer
 ) -> dict[str, TokenShards]:

@@ -33,7 +33,7 @@ from llmsys.train.expert_load import (
     set_balance_factor,
     update_expert_balance,
 )
-from llmsys.train.recorded_doublings import set_doublings
+from llmsys.train.recorded_changes import set_recorded_changes
 from llmsys.train.run_checks import hash_state_if_bitwise
 from llmsys.train.trainer_components import (
     Checkpointing,
@@ -85,8 +85,8 @@ class Trainer:
         began = time.perf_counter()
         if self.config.train.on_bad_step == "rewind" and not self.is_resumed:
             self._save_checkpoint()  # a rewind from the first step needs a checkpoint to return to
-        total = self.config.batch.count_tokens_before(self.config.num_steps)
-        with Progress("train", total, "tok", done=self.tokens_done) as progress:
+        self.control.budget_fit.begin(self.config, self.steps_done)
+        with Progress("train", self._total_tokens, "tok", done=self.tokens_done) as progress:
             while self.steps_done < self.config.num_steps:
                 self._train_until_restart(progress)
         self._finish_saves()
@@ -103,9 +103,14 @@ class Trainer:
         """Tokens trained on so far."""
         return self.config.batch.count_tokens_before(self.steps_done)
 
+    @property
+    def _total_tokens(self) -> int:
+        """Tokens of the whole run, in whole steps."""
+        return self.config.batch.count_tokens_before(self.config.num_steps)
+
     def _train_until_restart(self, progress: Progress) -> None:
-        """Train until the last step, or until the loader must start again: after a rewind, or
-        for a larger batch.
+        """Train until the last step, or until the loader must start again: after a rewind, for a
+        larger batch, or for another budget.
         """
         for step, batches in self.data.loader.iter_steps(self.steps_done, self.config.num_steps):
             is_stop_requested = False
@@ -116,9 +121,10 @@ class Trainer:
             # After a rewind the loader begins again, at an earlier step.
             if self.steps_done != step + 1:
                 return
-            has_grown = self._grow_batch()
+            changes = self._grow_batch(), self._fit_budget()
             self._handle_step_end(is_stop_requested)
-            if has_grown:
+            if any(changes):
+                progress.change_total(self._total_tokens)
                 return
 
     def _grow_batch(self) -> bool:
@@ -132,8 +138,16 @@ class Trainer:
             )
         return grown is not None
 
+    def _fit_budget(self) -> bool:
+        """Plan the tokens anew where `train.fit_minutes` asks for it. Collective."""
+        fit, saves = self.control.budget_fit, self.control.stop_request.longest_save_seconds
+        if (fitted := fit.find_budget(self.config, self.steps_done, saves)) is not None:
+            self._set_config(fitted)
+            self._log_event("budget", **fit.describe(fitted, self.steps_done))
+        return fitted is not None
+
     def _set_config(self, config: RunConfig) -> None:
-        if config is not self.config:  # steps have other sizes
+        if config.batch is not self.config.batch:  # steps have other sizes
             self.data.loader.source = self.data.build_steps(config)
         self.config = self.observability.step_meter.config = config
 
@@ -233,6 +247,7 @@ class Trainer:
             evaluation=None if evaluated is None else evaluated.to_dict(),
             step_guard=self.control.step_guard.state_dict(),
             **self.control.batch_growth.build_record(self.config),
+            **self.control.budget_fit.build_record(self.config),
             **hashes,
         )
 
@@ -283,7 +298,7 @@ class Trainer:
         self.steps_done = int(record["steps"])
         self.observability.rewind_records(self.steps_done)
         self.control.batch_growth.load_record(record)
-        self._set_config(set_doublings(self.config, record))
+        self._set_config(set_recorded_changes(self.config, record))
         progress.advance(self.tokens_done - before)
         self.observability.metric_logger.log_event("rewind", number, resumed_from=self.steps_done)
 

@@ -18,6 +18,7 @@ from llmsys.errors import CheckpointError
 from llmsys.parallel.process_group import all_reduce_sum
 from llmsys.train import checkpoint_load
 from llmsys.train.batch_growth import BatchGrowth
+from llmsys.train.budget_fit import BudgetFit
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.consistency_check import ConsistencyCheck
@@ -138,14 +139,15 @@ class Checkpointing:
 
 @dataclass
 class RunControl:
-    """Objects that change the course of a run: step guard, stop request, watchdog and the growth
-    of its batch.
+    """Objects that change the course of a run: step guard, stop request, watchdog, the growth of
+    its batch and the fit of its budget.
     """
 
     step_guard: StepGuard
     stop_request: StopRequest
     watchdog: Watchdog
     batch_growth: BatchGrowth = field(default_factory=BatchGrowth)
+    budget_fit: BudgetFit = field(default_factory=BudgetFit)
 
 
 @dataclass

@@ -27,6 +27,7 @@ KINDS = {
     "profile": "A step was recorded with torch's profiler (`train.profile`).",
     "norms": "Norms by layer of a measured step (`train.norms_every_steps`), over all ranks.",
     "batch_growth": "The batch doubles from the next step on (`batch.ramp: {kind: noise_scale}`).",
+    "budget": "The tokens of the run were planned anew, to end on time (`train.fit_minutes`).",
     "corruption_check": "A step was repeated on other ranks, and all gradients were equal "
     "(`train.corruption_check_every_steps`).",
     "idle_parameters": (
@@ -56,6 +57,7 @@ MAPPED = {
     "profile": "trace seconds shares kernels host_wait_seconds",
     "norms": "activation gradient update weight",
     "batch_growth": "tokens batch_tokens noise_scale_tokens doubled_after_steps steps",
+    "budget": "tokens steps seconds tokens_done",
     "corruption_check": "hash ranks",
     "prediction": (
         "parameters memory device profile world_size step_seconds modelled_seconds why_no_time"

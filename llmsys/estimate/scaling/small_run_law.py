@@ -4,6 +4,10 @@ The shape is the law of the ladder of recipes, in nats per token: texts differ i
 percent only, and in the bytes of a token by half. So a text is known by how long its tokens are.
 Reads `small_runs.yaml`, which has the shape and measured runs, with how they were measured. The
 interval is that of runs whose text the fit has not seen.
+
+The ladder ends at a million parameters, beyond which more of them change nothing in its law. So
+from LADDER_BYTES on a published law of large runs counts too, the more, the more tokens there are.
+Its runs begin at a hundred times as many, and nothing is measured between the two.
 """
 
 import math
@@ -17,13 +21,19 @@ from pydantic import Field
 from llmsys.config.section import Section
 from llmsys.estimate.percentile_interval import PercentileInterval, build_log_normal_interval
 from llmsys.estimate.scaling.chinchilla import compute_effective_amount
-from llmsys.estimate.scaling.published_laws import MUENNIGHOFF
+from llmsys.estimate.scaling.published_laws import BESIROGLU, MUENNIGHOFF
 
 FILE = Path(__file__).with_name("small_runs.yaml")
 # Outside of the fitted range: widening of the logarithm's deviation per factor of e.
 EXTRAPOLATION_SPREAD = 0.03
 # Deviation of the logarithm of `token_length` among texts, for one whose tokens are not measured.
 UNKNOWN_LENGTH_SPREAD = 0.15
+# Bytes of a token of the published law in English web text, by its vocabulary of 32,000 pieces, and
+# trained bytes from which it holds alone: those of its smallest runs (44M parameters, 2B tokens).
+PUBLISHED_TOKEN_BYTES = 4.3
+PUBLISHED_BYTES = 1e10
+# Trained bytes up to which the ladder counts alone: an evening on a few cores.
+LADDER_BYTES = 1e8
 
 
 class LadderShape(Section):
@@ -80,6 +90,7 @@ class SmallRunLaw:
         unique_tokens: float,
         bytes_per_token: float,
         token_length: float | None,
+        most_bytes: float = 0.0,
     ) -> PercentileInterval:
         """Predict the loss at the end of a run whose learning rate falls to zero.
 
@@ -90,6 +101,8 @@ class SmallRunLaw:
             bytes_per_token: Bytes of a token.
             token_length: Bytes of a token of the text, by those of English web text with as many
                 pieces; None where they are not known.
+            most_bytes: Trained bytes of the smallest model in the same time: models that are
+                compared have the same share of the published law.
 
         Returns:
             Bits per byte: P10, P50 and P90, wider outside of the fitted runs.
@@ -97,10 +110,15 @@ class SmallRunLaw:
         curve = compute_curve(
             self.shape, parameters, tokens, unique_tokens, bytes_per_token, token_length or 1.0
         )
-        median = math.exp(self.level) * curve
+        trained_bytes = tokens * bytes_per_token
+        share = _compute_published_share(max(trained_bytes, most_bytes))
+        published = _predict_published_bits(
+            parameters, tokens, unique_tokens, bytes_per_token, token_length or 1.0
+        )
+        median = (math.exp(self.level) * curve) ** (1 - share) * published**share
         unknown = UNKNOWN_LENGTH_SPREAD if token_length is None else 0.0
         beyond = _measure_distance(parameters, self.parameters) + _measure_distance(
-            tokens * bytes_per_token, self.trained_bytes
+            trained_bytes, self.trained_bytes
         )
         return build_log_normal_interval(
             median, math.hypot(self.spread, unknown, EXTRAPOLATION_SPREAD * beyond)
@@ -136,6 +154,30 @@ def compute_curve(
     same = worth * bytes_per_token / ladder_bytes
     nats: float = shape.e + shape.a / parameters**shape.alpha + shape.b / same**shape.beta
     return nats / math.log(2) / ladder_bytes
+
+
+def _compute_published_share(trained_bytes: float) -> float:
+    """Return how much the published law counts, by the logarithm of the trained bytes."""
+    beyond = math.log(trained_bytes / LADDER_BYTES) / math.log(PUBLISHED_BYTES / LADDER_BYTES)
+    return min(1.0, max(0.0, beyond))
+
+
+def _predict_published_bits(
+    parameters: float,
+    tokens: float,
+    unique_tokens: float,
+    bytes_per_token: float,
+    token_length: float,
+) -> float:
+    """Return the loss of the published law in bits per byte of a text with other tokens; see
+    `compute_curve`.
+    """
+    worth = tokens
+    if tokens > unique_tokens:
+        worth = compute_effective_amount(tokens, unique_tokens, MUENNIGHOFF.token_decay)
+    own_bytes = PUBLISHED_TOKEN_BYTES * token_length
+    nats = BESIROGLU.predict_loss(parameters, worth * bytes_per_token / own_bytes)
+    return nats / math.log(2) / own_bytes
 
 
 def _measure_distance(value: float, fitted: tuple[float, float]) -> float:

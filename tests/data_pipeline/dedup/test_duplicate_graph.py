@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from llmsys.data_pipeline.core.task_record import write_file_list, write_rows
 from llmsys.data_pipeline.dedup import duplicate_graph
 from llmsys.data_pipeline.dedup.dedup_index import DocumentFiles
 from llmsys.data_pipeline.dedup.duplicate_graph import (
     ExternalSorter,
+    Indices,
     _find_roots,
-    _find_roots_by_scipy,
     find_components,
     find_labels,
 )
@@ -174,12 +176,20 @@ def test_the_join_of_near_copies_is_the_same_in_any_memory(
     assert counted == {"clusters": len(kept), "linked": len(members), "later": len(expected)}
 
 
+def find_roots_by_scipy(links: Indices, size: int) -> Indices:
+    """The smallest node of each component, by another algorithm."""
+    graph = coo_array((np.ones(len(links)), (links[:, 0], links[:, 1])), shape=(size, size))
+    labels = connected_components(graph, directed=False)[1]
+    smallest = [int(np.flatnonzero(labels == label)[0]) for label in range(labels.max() + 1)]
+    return np.array(smallest)[labels]
+
+
 @pytest.mark.parametrize(("nodes", "pairs"), [(1, 1), (5, 4), (60, 40), (60, 300), (3_000, 2_500)])
-def test_few_and_many_pairs_have_the_same_components(nodes: int, pairs: int) -> None:
+def test_components_are_those_of_another_algorithm(nodes: int, pairs: int) -> None:
     source = np.random.default_rng(nodes + pairs)
     for _ in range(20):
         links = source.integers(0, nodes, (pairs, 2))
-        expected = _find_roots_by_scipy(links, nodes)
+        expected = find_roots_by_scipy(links, nodes)
         assert _find_roots(links, nodes).tolist() == expected.tolist()
 
 

@@ -4,6 +4,7 @@ it.
 
 import gzip
 import json
+import random
 import runpy
 import shlex
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.dataset.token_shards import read_batches
 from llmsys.launch.commands.init import TEMPLATES
 from llmsys.launch.main import build_parser, main
 from tests.helpers.example_run import write_dataset, write_run
@@ -27,6 +29,13 @@ HUGGING_FACE = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
+
+
+WORDS = """
+the house of a person who went home early and then found that every window was open because some
+other people had been there before with their children to look for water under stones while rain
+came down on green fields between river and mountain until morning light showed
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +67,55 @@ def test_a_crawl_gets_the_rules_for_pages(capsys: pytest.CaptureFixture[str]) ->
     ]
     assert config.tokenizer.vocab_size == config.model.vocab_size == 512
     assert commands[0] == "llmsys train my.yaml --prepare"
+
+
+def test_a_folder_of_saved_pages_is_a_crawl(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a browser or a mirroring program saves them: a file each, in folders, in any charset."""
+    source = random.Random(0)
+    words = WORDS.split()
+    for number in range(30):
+        text = "".join(
+            f"<p>{' '.join(source.choices(words, k=30)).capitalize()}, for the Straße of Ärzte.</p>"
+            for _ in range(12)
+        )
+        page = (
+            f"<html><head><title>{number}</title></head><body><nav>Home | Up | Next</nav>"
+            f"<article><h1>Page {number}</h1>{text}</article></body></html>"
+        )
+        path = Path("pages") / f"part{number % 3}" / f"{number}.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(page.encode("utf-8" if number % 2 else "cp1252"))
+    config, commands = init(capsys, "pages")
+    assert config.data.inputs == ("pages/**/*.html",)
+    assert config.data.rules == ()  # somebody has chosen them
+    assert config.data.split.heldout_fraction == pytest.approx(4 / 30, rel=0.05)
+    assert commands[0] == "llmsys train my.yaml --prepare"
+    prepare_dataset(load_run_config("my.yaml", ["data.executor.kind=inline"]), "documents")
+    texts = [
+        text
+        for path in Path("runs/pages-data/documents").glob("*.arrow")
+        for batch in read_batches(path)
+        for text in batch.column("text").to_pylist()
+    ]
+    assert len(texts) == 30
+    assert all("for the Straße of Ärzte." in text and "<p>" not in text for text in texts)
+
+
+def test_few_text_files_have_more_held_out_and_too_few_promise_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each file is one document, and one of twenty would not be held out of a novel in one file."""
+    Path("texts").mkdir()
+    for number in range(12):
+        Path(f"texts/{number}.txt").write_text(f"A text of the folder, number {number}. " * 50)
+    config, _ = init(capsys, "texts")
+    assert config.data.split.heldout_fraction == pytest.approx(0.3)
+    Path("novel").mkdir()
+    Path("novel/novel.txt").write_text("Once upon a time there was a tokenizer. " * 500)
+    assert main(["init", "novel", "--minutes", "5", "--output", "novel.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert "has 1, a file each. Split them into 10 or more, such as with: split " in error
+    assert not Path("novel.yaml").exists()
 
 
 def test_tokens_of_one_pass_are_told_by_a_sample(capsys: pytest.CaptureFixture[str]) -> None:

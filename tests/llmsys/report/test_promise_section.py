@@ -9,6 +9,7 @@ from llmsys.config.promise import PromiseConfig, PromisedInterval
 from llmsys.report.promise_section import (
     build_promise_section,
     compare_promise,
+    describe_trained_tokens,
     format_promise_lines,
 )
 from llmsys.report.run_record import RunRecord
@@ -52,6 +53,14 @@ def test_other_runs_are_not_compared(tokens: int, events: list[dict[str, Any]], 
     assert minutes.outcome is None
     assert why in minutes.verdict
     assert (bits.outcome is None) == ("started" not in why)
+
+
+def test_tokens_that_followed_the_clock_are_said() -> None:
+    assert describe_trained_tokens(PROMISE, None) == ""
+    assert describe_trained_tokens(PROMISE, 1_010) == ""
+    slower = describe_trained_tokens(PROMISE, 600)
+    assert slower.startswith("trained 600 tokens, where 1,000 were planned: the machine was slower")
+    assert "was faster" in describe_trained_tokens(PROMISE, 1_300)
 
 
 def test_the_report_has_a_section_for_a_run_with_a_promise(tmp_path: Path) -> None:

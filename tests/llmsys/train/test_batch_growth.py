@@ -22,7 +22,7 @@ from llmsys.report.run_record import read_run
 from llmsys.train.batch_growth import BatchGrowth
 from llmsys.train.build_trainer import train_run
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
-from llmsys.train.recorded_doublings import load_doublings, set_doublings
+from llmsys.train.recorded_changes import load_recorded_changes, set_recorded_changes
 from llmsys.train.trainer import Trainer
 from tests.helpers import example_run
 
@@ -103,7 +103,7 @@ def test_the_batch_doubles_once_twice_its_size_is_at_most_the_share_of_the_noise
         meter = FakeMeter(2, ParallelLayout(shard=1), 0)
         again, later = grow(
             range(step + 1, steps[-1] + 1),
-            set_doublings(CONFIG, record),
+            set_recorded_changes(CONFIG, record),
             BatchGrowth(meter, record),
         )
         assert again == final
@@ -115,7 +115,7 @@ def test_given_doublings_are_followed_and_neither_measured_nor_recorded() -> Non
     config = RunConfig.model_validate(
         {"batch": {"sequence_length": 8, "sequences": 16, "ramp": given}}
     )
-    assert set_doublings(config, {"batch_growth": {"doubled_after_steps": [1]}}) is config
+    assert set_recorded_changes(config, {"batch_growth": {"doubled_after_steps": [1]}}) is config
     assert [config.batch.get_step_tokens(step) for step in (0, 4, 9)] == [16, 32, 64]
     assert BatchGrowth().build_record(config) == {}
     assert RunPlan(config.batch, 2, 1).get_step_plan(9) == (
@@ -186,7 +186,7 @@ def test_doublings_that_a_resume_or_a_rewind_took_back_are_not_those_of_the_run(
     config = CONFIG.model_copy(
         update={"run": CONFIG.run.model_copy(update={"folder": tmp_path / "run"})}
     )
-    assert load_doublings(config) is config
+    assert load_recorded_changes(config) is config
     first, second = ({"event": "batch_growth", "step": 4, "doubled_after_steps": [4]},
                      {"event": "batch_growth", "step": 8, "doubled_after_steps": [4,
                          8]})  # fmt: skip
@@ -198,7 +198,7 @@ def test_doublings_that_a_resume_or_a_rewind_took_back_are_not_those_of_the_run(
     }
     for wanted, end in [((4, 8), list[dict[str, Any]]()), *ends.items()]:
         write_events(config, {"event": "start", "resumed_from": None}, first, second, *end)
-        ramp = load_doublings(config).batch.ramp
+        ramp = load_recorded_changes(config).batch.ramp
         assert isinstance(ramp, NoiseRampConfig)
         assert ramp.doubled_after_steps == wanted
 
@@ -224,7 +224,7 @@ def test_a_rewind_goes_back_to_the_averages_and_doublings_of_its_checkpoint() ->
     Trainer._rewind_to_checkpoint(
         cast(Any, trainer), 17, cast(Any, SimpleNamespace(advance=lambda _: None))
     )
-    assert (trainer.steps_done, configs) == (8, [set_doublings(CONFIG, record)])
+    assert (trainer.steps_done, configs) == (8, [set_recorded_changes(CONFIG, record)])
     assert rewound == [8]
     assert growth.build_record(configs[0]) == json.loads(records[8])
 
@@ -280,6 +280,6 @@ def test_a_run_killed_after_its_batch_doubled_ends_in_the_same_bits_on_another_n
     record = read_run(killed.run.folder)
     assert (
         record.get_start_value("steps")
-        == load_doublings(killed).num_steps
+        == load_recorded_changes(killed).num_steps
         == max(row[1] for row in wanted)
     )

@@ -21,7 +21,7 @@ from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.train.build_objective import build_step_batches
 from llmsys.train.build_trainer import train_run
 from llmsys.train.gradient_noise_scale import DECAY
-from llmsys.train.recorded_doublings import set_doublings
+from llmsys.train.recorded_changes import set_recorded_changes
 from tests.reference.noise_scale import PlainGrowth, PlainNoiseScale
 
 RAMP = {"kind": "noise_scale", "start_tokens": 2 * LENGTH, "max_share": 4.0, "min_measurements": 3}
@@ -75,7 +75,7 @@ def train_plainly(config: RunConfig) -> list[dict[str, Any]]:
     doubled, done, step, found = list[int](), 0, 0, list[dict[str, Any]]()
     while done < config.train.tokens:
         # Which rows a step has is judged elsewhere.
-        grown = set_doublings(config, {"batch_growth": {"doubled_after_steps": doubled}})
+        grown = set_recorded_changes(config, {"batch_growth": {"doubled_after_steps": doubled}})
         batches = build_step_batches(grown, 1, 0).get_micro_batches(step)
         _, small_norm, small = compute_mean_gradient(model, batches[: len(batches) // 2])
         loss, large_norm, large = compute_mean_gradient(model, batches)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from llmsys.estimate.scaling.small_run_law import (
+    LADDER_BYTES,
     LadderShape,
     SmallRun,
     SmallRuns,
@@ -107,3 +108,27 @@ def test_the_interval_widens_outside_of_the_measured_runs() -> None:
     assert predict(1e8, law.trained_bytes[1] / 3) > inside
     assert predict(law.parameters[1], 1e9) > inside
     assert predict(law.parameters[0] / 10, law.trained_bytes[0] / 3) > inside
+
+
+def test_runs_of_a_gpu_follow_the_published_law_and_want_larger_models() -> None:
+    law = load_small_run_law()
+
+    def predict(parameters: float, tokens: float) -> float:
+        return law.predict_bits_per_byte(
+            parameters=parameters,
+            tokens=tokens,
+            unique_tokens=1e13,
+            bytes_per_token=4.3,
+            token_length=1.0,
+        ).p50
+
+    # Chinchilla itself, of about 1.94 nats per token of its law.
+    whole = predict(70e9, 1.4e12) * math.log(2) * 4.3
+    assert whole == pytest.approx(1.8172 + 482.01 / 70e9**0.3478 + 2085.43 / 1.4e12**0.3658)
+    # By the ladder alone ten million parameters are no better than a seventh of a million.
+    assert predict(10e6, 3e8) < 0.93 * predict(0.7e6, 3e8)
+    assert predict(10e6, 1e7) > 0.98 * predict(0.7e6, 1e7)
+    # Where the ladder ends to count alone, nothing jumps; before, more tokens are better.
+    end = LADDER_BYTES / 4.3
+    assert predict(1e6, 1.001 * end) == pytest.approx(predict(1e6, 0.999 * end), rel=2e-3)
+    assert predict(1e6, end) < predict(1e6, end / 3) < predict(1e6, end / 10)

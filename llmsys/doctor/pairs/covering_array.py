@@ -150,10 +150,23 @@ class _Builder:
                 for one in islice(self._iter_repairs(chosen, case, message), MAX_REPAIRS)
             ):
                 continue
-            self.array.refused_values[value] = message
-            self.labels[value[0]].remove(value[1])
-            for partner in list(self.partners[value]):
-                self._drop_pair(self._sort_pair(value, partner))
+            self._drop_value(value, message)
+        # Factors that act beside values that are all refused, such as the schedule of stages of a
+        # model that does not run in stages.
+        for value in list(self.partners):
+            for needed, labels in self.factors[value[0]].acts_with.items():
+                if value in self.partners and labels.isdisjoint(self.labels[needed]):
+                    choices = " or ".join(sorted(labels))
+                    self._drop_value(
+                        value, f"acts beside {needed}={choices} only, which no case has"
+                    )
+
+    def _drop_value(self, value: tuple[str, str], message: str) -> None:
+        """Take a value out of the array, with its pairs."""
+        self.array.refused_values[value] = message
+        self.labels[value[0]].remove(value[1])
+        for partner in list(self.partners[value]):
+            self._drop_pair(self._sort_pair(value, partner))
 
     def _iter_factor_pairs(self, first: Factor, second: Factor) -> Iterator[Pair]:
         for one in self.labels[first.name]:
@@ -203,7 +216,9 @@ class _Builder:
                 full[needed] = value
             for needed, labels in self.factors[name].acts_with.items():
                 if full[needed] not in labels:
-                    full[needed] = next(one for one in self.labels[needed] if one in labels)
+                    # Where all are refused the value does not act.
+                    allowed = (one for one in self.labels[needed] if one in labels)
+                    full[needed] = next(allowed, full[needed])
         return full | dict(chosen)
 
     def _check_case(self, case: Mapping[str, str]) -> str | None:

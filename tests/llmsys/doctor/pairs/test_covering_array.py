@@ -76,6 +76,21 @@ def test_a_value_that_is_refused_with_its_needs_is_named_once() -> None:
     assert not array.refused
 
 
+def test_a_factor_that_never_acts_is_named_and_in_no_pair() -> None:
+    def refuse(case: Assignment) -> str | None:
+        return "axis: no stages" if case["axis"] == "two" else None
+
+    array = build_covering_array(FACTORS, refuse, seed=3)
+    idle = {("schedule", "1f1b"), ("schedule", "gpipe")}
+    assert set(array.refused_values) == {("axis", "two"), *idle}
+    assert array.refused_values["schedule", "gpipe"] == (
+        "acts beside axis=two only, which no case has"
+    )
+    covered = set().union(*(list_pairs(case) for case in array.cases))
+    assert not any(value in idle for pair in covered for value in pair)
+    assert array.num_pairs == len(covered)
+
+
 def test_the_cases_are_fewer_than_the_pairs() -> None:
     array = build_covering_array(FACTORS, lambda case: None, seed=1)
     # 3 engines with 4 models need 12 cases at least.

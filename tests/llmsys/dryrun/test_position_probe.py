@@ -5,7 +5,8 @@ products of positions by widths are none.
 import pytest
 
 from llmsys.config.loading.load import read_config
-from llmsys.dryrun.position_probe import PositionProbe, find_position_probe
+from llmsys.dryrun.position_probe import PositionProbe, ProbeAxis, find_position_probe
+from llmsys.dryrun.shipped_configs import list_shipped_requests
 from tests.helpers.dry_runs import LENGTH, WIDTH, run_planted, run_tiny
 
 PLANT = """
@@ -81,12 +82,42 @@ def test_the_probe_is_the_longest_multiple_of_a_prime_that_no_width_has() -> Non
     config = read_config("train/llama-8b-64xh100", ["layout.tensor=8", "layout.context=2"]).run
     layout = config.resolve_layout(64)
     probe = find_position_probe(config, layout)
-    assert probe == PositionProbe(16 * 509, 509, 8192)
+    axis = ProbeAxis(16 * 509, 509, 8192)
+    assert probe == PositionProbe(axis, axis)
 
 
 def test_shapes_are_those_of_the_whole_sequence() -> None:
-    probe = PositionProbe(length=62, prime=31, full_length=64)
+    axis = ProbeAxis(length=62, prime=31, full_length=64)
+    probe = PositionProbe(axis, axis)
     assert probe.scale_shape((2, 62, 31, 96)) == (2, 64, 32, 96)
     assert probe.is_table((2, 62, 31))
     assert probe.is_table((62 * 62,))
     assert not probe.is_table((62, 96, 4096))
+
+
+def test_source_and_target_have_a_prime_each() -> None:
+    probe = PositionProbe(ProbeAxis(113, 113, 116), ProbeAxis(23, 23, 26))
+    assert probe.is_table((2, 23, 113))
+    assert probe.is_table((113, 113))
+    assert probe.is_table((23 * 113,))
+    assert not probe.is_table((2, 23, 64))
+    assert probe.scale_shape((2, 23, 113)) == (2, 26, 116)
+
+
+def test_both_streams_together_have_their_own_length() -> None:
+    probe = PositionProbe(ProbeAxis(6 * 17, 17, 108), ProbeAxis(7 * 17, 17, 126))
+    assert probe.scale_shape((8, 1, 7 * 17, 6 * 17)) == (8, 1, 126, 108)
+
+
+@pytest.mark.parametrize("request_", list_shipped_requests(), ids=lambda one: one.config)
+def test_every_training_config_without_recurrent_layers_has_a_probe(request_) -> None:
+    run = read_config(request_.config, []).run
+    batch = run.batch.model_copy(update={"micro_sequences": 1})
+    run = run.model_copy(update={"batch": batch})
+    probe = find_position_probe(run, run.resolve_layout(request_.world_size))
+    assert (probe is None) == (run.model.rnn is not None)
+    if probe is not None:
+        assert all(
+            most / 2 < length <= most
+            for length, most in zip(probe.lengths, run.sequence_lengths, strict=True)
+        )

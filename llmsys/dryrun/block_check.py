@@ -7,7 +7,7 @@ Invariants:
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -18,7 +18,7 @@ from llmsys.config.module_tensors import ParameterTensor
 from llmsys.dryrun.expected_messages import RankContext
 from llmsys.dryrun.expected_passes import ONCE, REPEATED, count_forwards
 from llmsys.dryrun.expected_routing import count_routed_rows
-from llmsys.dryrun.module_names import is_inside_block, replace_layers
+from llmsys.dryrun.module_names import replace_layers
 from llmsys.dryrun.recorder import DryRunRecorder
 from llmsys.dryrun.table_makers import AUTOGRAD
 from llmsys.dryrun.wait_check import iter_wait_differences

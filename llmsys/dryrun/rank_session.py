@@ -369,8 +369,8 @@ class RankSession:
         return sum(get_local(one).numel() * one.element_size() for one in copies.values())
 
     def _list_kept_tables(self) -> list[tuple[str, str, str]]:
-        """List the tables of positions by positions that outlive a step: buffers, and what a forward
-        pass keeps for the next. A probe does not make them again.
+        """List the tables of positions by positions that outlive a step: buffers, and what a
+        forward pass keeps for the next. A probe does not make them again.
         """
         gc.collect()
         model = self.config.model

@@ -5,9 +5,10 @@ products of positions by widths are none.
 import pytest
 
 from llmsys.config.loading.load import read_config
+from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.position_probe import PositionProbe, ProbeAxis, find_position_probe
 from llmsys.dryrun.shipped_configs import list_shipped_requests
-from tests.helpers.dry_runs import LENGTH, WIDTH, run_planted, run_tiny
+from tests.helpers.dry_runs import LENGTH, WIDTH, run_forked, run_planted, run_tiny
 
 PLANT = """
 from llmsys.model.transformer_block import TransformerBlock
@@ -68,6 +69,66 @@ def test_a_table_that_outlives_a_step_is_found(plant: str) -> None:
     [found] = result["block_check"]["differences"]
     assert found.startswith("table of positions by positions: ")
     assert not result["is_proven"]
+
+
+SCORES = """
+from llmsys.model.multi_head_attention import MultiHeadAttention
+forward = MultiHeadAttention.forward
+def score(self, x, *arguments, **options):
+    self.scores = x @ x.mT
+    return forward(self, x, *arguments, **options)
+MultiHeadAttention.forward = score
+"""
+# Attention with dropout has a mask as a table: varlen and flex attention drop nothing.
+DROPS = ("model.dropout.attention=0.1",)
+
+
+def test_the_tables_of_a_kernel_that_has_them_are_no_differences() -> None:
+    result = run_tiny(*DROPS)
+    assert {one["maker"].partition(":")[0] for one in result["squares"]} == {
+        "model/attention_mask.py",
+        "model/scaled_dot_product.py",
+    }
+    assert result["block_check"]["differences"] == []
+    assert result["is_proven"]
+
+
+@pytest.mark.parametrize(
+    ("plant", "tensor"),
+    [
+        (KEPT, f"bool [{LENGTH}, {LENGTH}]"),
+        (BUFFER.format(length=LENGTH), f"bool [{LENGTH}, {LENGTH}]"),
+        (SCORES, f"bfloat16 [1, {LENGTH}, {LENGTH}]"),
+    ],
+    ids=["kept", "buffer", "scores"],
+)
+def test_a_table_is_found_next_to_those_of_a_kernel(plant: str, tensor: str) -> None:
+    result = run_planted(plant, *DROPS)
+    found = result["block_check"]["differences"]
+    assert found
+    assert all(
+        one.startswith("table of positions by positions: ") and f" makes {tensor}" in one
+        for one in found
+    )
+    assert not result["is_proven"]
+
+
+CROSS = """
+from llmsys.model.transformer_block import TransformerBlock
+forward = TransformerBlock.forward
+def score(self, x, context, *arguments, **options):
+    memory = getattr(context, "memory", None)
+    if memory is not None:
+        self.scores = x @ memory.hidden_BSD.mT
+    return forward(self, x, context, *arguments, **options)
+TransformerBlock.forward = score
+"""
+
+
+def test_a_table_of_targets_by_sources_is_found() -> None:
+    result = run_forked(DryRunRequest("train/t5-tiny", (), 1, 2, 0, "h100-sxm"), CROSS)
+    assert {one["tensor"] for one in result["squares"]} == {"bfloat16 [8, 26, 116]"}
+    assert result["block_check"]["differences"]
 
 
 def test_a_product_as_wide_as_long_on_a_tensor_rank_is_no_table() -> None:

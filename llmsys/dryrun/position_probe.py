@@ -54,7 +54,8 @@ class ProbeAxis:
             size: In the probe, or scaled along another axis.
             dimensions: From `count_dimensions`.
         """
-        return size * self.full_length**dimensions // self.length**dimensions
+        scaled: int = size * self.full_length**dimensions // self.length**dimensions
+        return scaled
 
 
 @dataclass(frozen=True)

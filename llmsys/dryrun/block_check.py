@@ -7,7 +7,7 @@ Invariants:
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -18,8 +18,9 @@ from llmsys.config.module_tensors import ParameterTensor
 from llmsys.dryrun.expected_messages import RankContext
 from llmsys.dryrun.expected_passes import ONCE, REPEATED, count_forwards
 from llmsys.dryrun.expected_routing import count_routed_rows
-from llmsys.dryrun.module_names import is_inside_block, replace_layers
+from llmsys.dryrun.module_names import replace_layers
 from llmsys.dryrun.recorder import DryRunRecorder
+from llmsys.dryrun.table_makers import AUTOGRAD
 from llmsys.dryrun.wait_check import iter_wait_differences
 from llmsys.estimate.rank_parameters import count_tensor_shards, is_in_block
 
@@ -29,6 +30,19 @@ WHOLE_HEADS = ("k_proj", "v_proj")
 RING_CHUNK = 256
 # Queries of a product that finds the largest logits, as in model/attention_logits.py.
 LOGIT_CHUNK = 512
+# Files that make tables of positions by positions where a kernel has one: masks, biases and scores.
+TABLE_FILES = (
+    "model/attention_mask.py",
+    "model/embedding.py",
+    "model/mask_builder.py",
+    "model/query_stream.py",
+    "model/relative_attention.py",
+    "model/scaled_dot_product.py",
+    "model/segment_memory.py",
+)
+RING_FILES = ("parallel/ring_attention.py", "parallel/ring_blocks.py")
+LOGIT_FILES = ("model/attention_logits.py",)
+UNSEEN_TABLES = "tables of positions by positions"
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,11 @@ class BlockCheck:
 
 
 def check_blocks(
-    recorder: DryRunRecorder, context: RankContext, kernels: Sequence[dict[str, Any]]
+    recorder: DryRunRecorder,
+    context: RankContext,
+    kernels: Sequence[dict[str, Any]],
+    *,
+    has_probe: bool = True,
 ) -> BlockCheck:
     """Compare what blocks did with what their config asks for.
 
@@ -53,11 +71,12 @@ def check_blocks(
         recorder: What was recorded.
         context: The rank and its config.
         kernels: The attention kernels of its layers, see `list_kernels`.
+        has_probe: Whether tables of positions by positions were looked for.
 
     Returns:
         The differences, and what was not compared.
     """
-    unchecked = tuple(_iter_unchecked(context))
+    unchecked = (*_iter_unchecked(context), *(() if has_probe else (UNSEEN_TABLES,)))
     differences = [
         *iter_run_differences(recorder.block_runs, context),
         *_iter_product_differences(recorder.products, context),
@@ -218,30 +237,33 @@ def _iter_product_differences(
 
 
 def _iter_table_differences(
-    squares: Counter[tuple[str, str]], context: RankContext, kernels: Sequence[dict[str, Any]]
+    squares: Counter[tuple[str, str, str]], context: RankContext, kernels: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
     """Yield tables that no kernel of the decision table asks for."""
-    has_table = any(one["has_table"] for one in kernels) or _has_short_scores(context)
-    wanted: dict[tuple[str, str], int] = defaultdict(int)
-    for (owner, tensor), count in squares.items():
-        # Such a kernel's mask is made before the blocks and its scores in attention; in a backward
-        # the owner is an operation.
-        is_attention = not is_inside_block(owner) or "attention" in owner
-        if has_table and is_attention:
+    files = set(_iter_table_files(context, kernels))
+    for (owner, tensor, maker), count in squares.items():
+        # What only autograd asks for follows from the tables of a forward.
+        if files and (maker == AUTOGRAD or maker.partition(":")[0] in files):
             continue
-        wanted[owner, tensor] += count
-    for (owner, tensor), count in wanted.items():
         yield (
             f"table of positions by positions: {owner or 'the model'} makes {tensor}, {count} "
-            "times in a micro-batch, and no attention kernel of the layers needs one"
+            f"times in a micro-batch ({maker}), and no attention kernel of the layers needs one"
         )
 
 
-def _has_short_scores(context: RankContext) -> bool:
-    """Return whether scores are made of some queries at a time, and the rows are no longer."""
-    queries = RING_CHUNK if context.layout.ring_size > 1 else 0
-    if context.config.optimizer.max_attention_logit is not None:
-        queries = max(queries, LOGIT_CHUNK)
+def _iter_table_files(context: RankContext, kernels: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the files of llmsys that make tables for the kernels of these layers."""
+    if any(one["has_table"] for one in kernels):
+        yield from TABLE_FILES
+    if context.layout.ring_size > 1 and _has_short_scores(context, RING_CHUNK):
+        yield from RING_FILES
+    has_limit = context.config.optimizer.max_attention_logit is not None
+    if has_limit and _has_short_scores(context, LOGIT_CHUNK):
+        yield from LOGIT_FILES
+
+
+def _has_short_scores(context: RankContext, queries: int) -> bool:
+    """Return whether scores of so many queries at a time are those of all positions of a rank."""
     # A probe has at least half of the positions.
     return context.length // context.layout.ring_size < 2 * queries
 

@@ -30,6 +30,7 @@ from llmsys.dryrun.known_values import (
 )
 from llmsys.dryrun.position_probe import PositionProbe
 from llmsys.dryrun.recorder import DryRunRecorder
+from llmsys.dryrun.table_makers import find_table_maker
 from llmsys.parallel import ring_attention
 
 DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -203,7 +204,8 @@ class OperationWatch(TorchDispatchMode):
                 given.add(output.untyped_storage()._cdata)
                 shape = [*probe.scale_shape(tuple(output.shape))]
                 dtype = str(output.dtype).removeprefix("torch.")
-                self.recorder.squares[self._get_owner(name), f"{dtype} {shape}"] += 1
+                key = self._get_owner(name), f"{dtype} {shape}", find_table_maker()
+                self.recorder.squares[key] += 1
 
     def _record_operation(
         self,

@@ -56,7 +56,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
     repeats = session.count_repeats
     kernels = list_kernels(config, session.profile, session.stage.layers)
     check = compare_collectives(recorder.collectives, outcome.local_sizes, session.context)
-    blocks = check_blocks(recorder, session.context, kernels)
+    blocks = check_blocks(recorder, session.context, kernels, has_probe=session.probe is not None)
     operations = _sum_phases(recorder.operations, session)
     return {
         "rank": request.rank,
@@ -92,10 +92,10 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "flops": dict(_sum_phases(recorder.flops, session).most_common()),
         "attention_flops": build_attention_flops(session),
         "squares": [
-            {"owner": owner, "tensor": tensor, "count": n}
-            for (owner, tensor), n in recorder.squares.items()
+            {"owner": owner, "tensor": tensor, "maker": maker, "count": n}
+            for (owner, tensor, maker), n in recorder.squares.items()
         ],
-        "probe_length": None if session.probe is None else session.probe.length,
+        "probe_length": None if session.probe is None else session.probe.target.length,
         "compiled": {
             "signatures": dict(Counter(name for name, _ in session.signatures.counts)),
             "recompiled": dict(session.signatures.recompiled),

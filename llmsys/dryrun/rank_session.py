@@ -60,6 +60,7 @@ from llmsys.dryrun.pretended_device import DEVICE, build_device_properties, inst
 from llmsys.dryrun.rank_parameters import ParameterCounts, compute_parameter_counts
 from llmsys.dryrun.recorder import DryRunRecorder
 from llmsys.dryrun.synthetic_batch import SyntheticRows, build_synthetic_batch
+from llmsys.dryrun.table_makers import KEPT_TABLE
 from llmsys.engine.engine import Engine, Loss
 from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.data_parallel_choice import resolve_data_parallel_for_profile
@@ -367,17 +368,17 @@ class RankSession:
         self._record_seconds("save", began)
         return sum(get_local(one).numel() * one.element_size() for one in copies.values())
 
-    def _list_kept_tables(self) -> list[tuple[str, str]]:
-        """List owner and tensor of the tables of positions by positions that outlive a step:
-        buffers, and what a forward pass keeps for the next. A probe does not make them again.
+    def _list_kept_tables(self) -> list[tuple[str, str, str]]:
+        """List the tables of positions by positions that outlive a step: buffers, and what a
+        forward pass keeps for the next. A probe does not make them again.
         """
         gc.collect()
         model = self.config.model
         # Rotations have a row of a head's channels for each position.
-        lengths = {self.config.batch.sequence_length, model.max_position_embeddings}
+        lengths = {*self.config.sequence_lengths, model.max_position_embeddings}
         lengths.discard(model.head_dim)
         return [
-            (one.owner, one.tensor)
+            (one.owner, one.tensor, KEPT_TABLE)
             for one in self.recorder.memory.list_live(KEPT)
             if sum(int(size) in lengths for size in NUMBERS.findall(one.tensor)) >= 2
         ]
@@ -390,13 +391,12 @@ class RankSession:
             return
         began = time.process_time()
         kept = self._list_kept_tables()
-        batch = self.config.batch.model_copy(update={"sequence_length": self.probe.length})
-        config = self.config.model_copy(update={"batch": batch})
         sequences = compute_micro_batch(self.config, self.layout)[0]
         self.recorder.memory.is_closed = self.signatures.is_closed = True
         self.recorder.probe = self.probe
+        documents = self.request.documents
         engine.train_step(
-            [build_synthetic_batch(config, sequences, self.request.documents)],
+            [build_synthetic_batch(self.config, sequences, documents, self.probe.lengths)],
             compute_learning_rate(self.config, self.step),
             extras=(0.0,),
         )

@@ -34,7 +34,7 @@ class DryRunRecorder:
         operations: calls by (phase, operation) on the device.
         flops: FLOPs of products and attention by (phase, operation).
         attention_flops: FLOPs that attention kernels compute, by (phase, operation).
-        squares: tables of positions by positions, by (owner, type and shape).
+        squares: tables of positions by positions, by (owner, type and shape, code that makes it).
         block_runs: forward passes of blocks by (phase, name); repeated ones of a backward are none.
         products: FLOPs of products in forward passes by (phase, innermost module).
         block_operations: operations on the device by `forward`, for those of blocks, and
@@ -49,7 +49,7 @@ class DryRunRecorder:
     operations: Counter[tuple[str, str]] = field(default_factory=Counter)
     flops: Counter[tuple[str, str]] = field(default_factory=Counter)
     attention_flops: Counter[tuple[str, str]] = field(default_factory=Counter)
-    squares: Counter[tuple[str, str]] = field(default_factory=Counter)
+    squares: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     block_runs: Counter[tuple[str, str]] = field(default_factory=Counter)
     products: Counter[tuple[str, str]] = field(default_factory=Counter)
     block_operations: Counter[str] = field(default_factory=Counter)

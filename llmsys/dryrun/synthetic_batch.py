@@ -50,7 +50,10 @@ class MarkedBatch(Batch):
 
 
 def build_synthetic_batch(
-    config: RunConfig, sequences: int, documents: tuple[int, ...]
+    config: RunConfig,
+    sequences: int,
+    documents: tuple[int, ...],
+    lengths: tuple[int, int] | None = None,
 ) -> MarkedBatch:
     """Build one micro-batch of a config's objective.
 
@@ -59,16 +62,20 @@ def build_synthetic_batch(
         sequences: rows, B.
         documents: lengths of documents in tokens, repeated to fill a row; empty: one document per
             row.
+        lengths: positions of source and target; None: those of the config.
 
     Returns:
         The batch on the CPU: int64, and bytes of patches.
     """
     with _disable_current_modes():
-        return _build_real_batch(config, sequences, documents).count_documents()
+        batch = _build_real_batch(config, sequences, documents, lengths or config.sequence_lengths)
+        return batch.count_documents()
 
 
-def _build_real_batch(config: RunConfig, sequences: int, documents: tuple[int, ...]) -> MarkedBatch:
-    source, length = config.sequence_lengths
+def _build_real_batch(
+    config: RunConfig, sequences: int, documents: tuple[int, ...], lengths: tuple[int, int]
+) -> MarkedBatch:
+    source, length = lengths
     tokens_BT = torch.zeros(sequences, length, dtype=torch.int64)
     match config.objective:
         case NextTokenConfig():

@@ -200,6 +200,7 @@ def has_documents(config: RunConfig) -> bool:
     return is_separate or config.model.family == "encoder_decoder"
 
 
+@lru_cache(maxsize=256)  # a plan asks for the same few thousands of times
 def compute_mask_bytes(model: ModelConfig, shape: ActivationShape) -> int:
     """Compute the bytes of the table of documents; 0 where every kernel takes documents in another
     form.

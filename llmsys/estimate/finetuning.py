@@ -19,9 +19,11 @@ from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.run import RunConfig
 from llmsys.config.serving import FinetuneConfig
 from llmsys.errors import ConfigError
+from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.json_output import EstimateOutput, RankMemory
+from llmsys.estimate.local_copies import compute_frozen_share
 from llmsys.estimate.model_tensors import count_parameters, is_head_tied, list_model_tensors
 from llmsys.estimate.serving_memory import estimate_weight_bytes
 from llmsys.estimate.serving_output import FinetuneFlops, FinetuneMemory, FinetuneOutput
@@ -317,7 +319,8 @@ def estimate_finetuning(
         memory = _estimate_memory(model, wanted, part, result.memory, total)
         found = found.model_copy(update={"memory": memory})
     if result.time is not None:
-        parts = _estimate_parts(config, wanted, part, flops, result.time.parts_seconds)
+        time = result.time
+        parts = _estimate_parts(config, wanted, part, flops, time.parts_seconds, time.ranks)
         if device is not None:
             moved = _count_adapter_bytes(config, wanted) / result.time.ranks
             rate = device.memory_bandwidth * device.efficiency.memory
@@ -362,6 +365,7 @@ def _estimate_memory(
 
 # Products of fused attention: two forward, and five backward with the scores again (Dao 2022).
 ATTENTION_PRODUCTS = (2, 5)
+PASSES = ("products", "experts", "attention", "elementwise", "permutation", "recomputation")
 
 
 def _estimate_parts(
@@ -370,6 +374,7 @@ def _estimate_parts(
     part: TrainedPart,
     flops: dict[str, int],
     full: dict[str, float],
+    ranks: int,
 ) -> dict[str, float]:
     """Return the seconds of each part of a step: matmuls by operations, attention by the blocks
     that a gradient reaches, exchanges by what is sent, the optimizer by what it updates.
@@ -381,23 +386,39 @@ def _estimate_parts(
     scores = count.attention * (1 + 2 * reached)
     work = (sum(flops.values()) - scores) / (count.forward_backward - 3 * count.attention)
     forward, backward = ATTENTION_PRODUCTS
-    share = (part.parameters + part.adapters) / count_parameters(model).total
+    share = min(1.0, (part.parameters + part.adapters) / count_parameters(model).total)
     factors = {
         "products": work,
         "experts": work,
         "attention": (forward + backward * reached) / (forward + backward),
-        "optimizer": min(1.0, share),
+        "optimizer": share,
         # Weights are gathered forward and backward, gradients are reduced once.
-        "data": (2 + min(1.0, share)) / 3,
+        "data": (2 + share) / 3,
+        "copies": share + (1 - share) * _compute_copied_share(config, ranks),
     }
-    return {name: seconds * factors.get(name, 1.0) for name, seconds in full.items()}
+    parts = {name: seconds * factors.get(name, 1.0) for name, seconds in full.items()}
+    # Ranks of a pipeline wait for as long as the passes of others take.
+    passes = sum(full.get(name, 0.0) for name in PASSES)
+    if passes and "bubble" in full:
+        parts["bubble"] *= sum(parts.get(name, 0.0) for name in PASSES) / passes
+    return parts
+
+
+def _compute_copied_share(config: RunConfig, ranks: int) -> float:
+    """Return the bytes that data parallelism copies of a frozen weight, over those of a trained
+    one.
+    """
+    layout = config.resolve_layout(ranks)
+    size = 4 if config.train.resolved_precision == "fp32" else 2
+    micro_batches = compute_micro_batch(config, layout)[1]
+    return compute_frozen_share(config.engine, config.model, layout, size, micro_batches)
 
 
 # A product with few channels is as slow as its reads and writes. Of a matrix of I inputs and O
 # outputs, forward: A reads I, B writes O, and the sum with the frozen product reads 2 and writes 1
 # of O. Backward: the gradients of B and of its input read O each, that of A reads I, that of the
 # input of A writes I, and the sum with the frozen one reads 2 and writes 1 of I.
-ADAPTER_READS = 6
+FORWARD_READS, BACKWARD_READS = (1, 4), (5, 2)
 
 
 def _count_adapter_bytes(config: RunConfig, wanted: FinetuneConfig) -> float:
@@ -405,8 +426,14 @@ def _count_adapter_bytes(config: RunConfig, wanted: FinetuneConfig) -> float:
     ranks together.
     """
     batch, moe = config.batch, config.model.moe
+    times = 2 if config.train.activation_checkpoint == "full" else 1
+    inputs, outputs = (
+        times * forward + backward
+        for forward, backward in zip(FORWARD_READS, BACKWARD_READS, strict=True)
+    )
     channels = 0.0
     for row in iter_adapted_rows(config.model, wanted):
         visits = moe.visits_per_token if row.input == "visit" and moe is not None else 1
-        channels += row.num_copies * visits * (row.shape[-1] + row.shape[-2])
-    return 2 * ADAPTER_READS * channels * batch.sequences_per_step * batch.sequence_length
+        moved = inputs * row.shape[-1] + outputs * row.shape[-2]
+        channels += row.num_copies * visits * moved
+    return 2 * channels * batch.sequences_per_step * batch.sequence_length

@@ -16,6 +16,7 @@ from llmsys.config.engine import (
     TorchEngineConfig,
 )
 from llmsys.config.model import ModelConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.estimate.kernel_context import KernelContext
 from llmsys.estimate.model_tensors import list_model_tensors
 
@@ -42,19 +43,28 @@ def estimate_local_copy_seconds(
         Bytes through memory at the rate that it reaches; nothing hides them, since the kernels of
         a step wait for the same memory.
     """
-    layout, size = bench.layout, bench.shape.value_bytes
-    root, blocks, experts = _count_parameters(bench.model)
-    shards = layout.shard * layout.context
-    shards_of_experts = max(1, layout.ranks_per_replica // layout.expert)
+    size = bench.shape.value_bytes
     moved = 0.0
-    for parameters, ranks, shared, is_root in (
-        (root, layout.tensor, shards, True),
-        (blocks, layout.tensor, shards, False),
-        (experts, layout.expert, shards_of_experts, False),
-    ):
+    for parameters, ranks, shared, is_root in _list_parts(bench.model, bench.layout):
         copied = count_copied_bytes(engine, size, shared, micro_batches, is_root=is_root)
         moved += copied * parameters / (ranks * pipeline)
     return bench.estimate_memory_seconds(moved)
+
+
+def _list_parts(
+    model: ModelConfig, layout: ParallelLayout
+) -> tuple[tuple[int, int, int, bool], ...]:
+    """Return parameters, the ranks that divide them, those that share each, and whether they are
+    outside of blocks: of what is outside, of blocks, and of experts.
+    """
+    root, blocks, experts = _count_parameters(model)
+    shards = layout.shard * layout.context
+    shards_of_experts = max(1, layout.ranks_per_replica // layout.expert)
+    return (
+        (root, layout.tensor, shards, True),
+        (blocks, layout.tensor, shards, False),
+        (experts, layout.expert, shards_of_experts, False),
+    )
 
 
 @lru_cache(maxsize=64)  # a plan asks for those of one model thousands of times
@@ -106,6 +116,55 @@ def count_copied_bytes(
             assert_never(unreachable)
 
 
+def count_frozen_bytes(
+    engine: EngineConfig, size: int, shards: int, micro_batches: int, *, is_root: bool
+) -> float:
+    """Count the same bytes for a parameter that is not trained, whose weights are kept in the
+    compute dtype: nothing is cast, no gradient is summed, and one rank alone copies nothing.
+
+    Args:
+        engine: the `engine:` section of the run.
+        size: bytes of a number in the compute dtype.
+        shards: ranks that share the parameter.
+        micro_batches: those of a step.
+        is_root: as in `count_copied_bytes`.
+
+    Returns:
+        Bytes: of a gathered shard into the message, and of the message into the parameters.
+    """
+    if shards == 1 or not isinstance(engine, TorchEngineConfig) or not engine.is_fsdp:
+        return 0.0
+    gathers = _count_gathers(engine, micro_batches, is_root=is_root)
+    return gathers * (2 * size / shards + 2 * size)
+
+
+def compute_frozen_share(
+    engine: EngineConfig,
+    model: ModelConfig,
+    layout: ParallelLayout,
+    size: int,
+    micro_batches: int,
+) -> float:
+    """Return the bytes of copies with all parameters frozen, over those with all trained.
+
+    Args:
+        engine: the `engine:` section of the run.
+        model: architecture.
+        layout: resolved layout.
+        size: bytes of a number in the compute dtype.
+        micro_batches: those of a step.
+
+    Returns:
+        A number from 0 to 1.
+    """
+    frozen = trained = 0.0
+    for parameters, ranks, shared, is_root in _list_parts(model, layout):
+        each = parameters / ranks
+        frozen += each * count_frozen_bytes(engine, size, shared, micro_batches, is_root=is_root)
+        trained += each * count_copied_bytes(engine, size, shared, micro_batches, is_root=is_root)
+    return frozen / max(trained, 1.0)
+
+
 def _count_summed_bytes(size: int, micro_batches: int) -> int:
     """Count the bytes of a whole gradient that is summed over micro-batches in float32: the first
     one is written, and each further one is added.
@@ -116,12 +175,7 @@ def _count_summed_bytes(size: int, micro_batches: int) -> int:
 def _count_fsdp_bytes(
     engine: TorchEngineConfig, size: int, shards: int, micro_batches: int, *, is_root: bool
 ) -> float:
-    if engine.keeps_weights_in_step:
-        gathers = 1
-    elif engine.keeps_weights_in_micro_batch or is_root:
-        gathers = micro_batches
-    else:
-        gathers = 2 * micro_batches
+    gathers = _count_gathers(engine, micro_batches, is_root=is_root)
     cast = MASTER + size if size < MASTER else 0
     # The shard is cast and copied into the message, and the message into the parameters.
     gathered = gathers * ((cast + 2 * size) / shards + 2 * size)
@@ -133,3 +187,11 @@ def _count_fsdp_bytes(
         return gathered + reduced + (micro_batches - 1) * ADD / shards
     summed = _count_summed_bytes(size, micro_batches)
     return gathered + summed + MASTER + sent + message
+
+
+def _count_gathers(engine: TorchEngineConfig, micro_batches: int, *, is_root: bool) -> int:
+    if engine.keeps_weights_in_step:
+        return 1
+    if engine.keeps_weights_in_micro_batch or is_root:
+        return micro_batches
+    return 2 * micro_batches

@@ -10,12 +10,14 @@ Larger micro-batches keep the processor busier and repeat FSDP's gathering of we
 what a forward pass keeps grows with them. Every step is cut into equal ones, so the choice is among
 the divisors of a rank's share."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 from typing import Any, assert_never
 
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
+from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.pipeline import list_legal_micro_sequences
 from llmsys.config.run import RunConfig
@@ -30,7 +32,11 @@ from llmsys.estimate.activation_memory import (
 )
 from llmsys.estimate.memory_timeline import GIB, MemoryTimeline, SuggestedFix, select_saved_tensors
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.rank_parameters import count_gathered_weights, list_pipeline_stages
+from llmsys.estimate.rank_parameters import (
+    PipelineStage,
+    count_gathered_weights,
+    list_pipeline_stages,
+)
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import list_gathered_weights
 from llmsys.estimate.step_memory import StepMemory
@@ -227,7 +233,11 @@ def estimate_peak_memory(
         system = replace(system, pipeline=layout.pipeline)
         micro_batches = compute_micro_batch(config, layout)[1]
         stages = list_rank_stages(config.model, layout, config.batch.sequence_length, micro_batches)
-        stages = stages if pipeline_rank is None else [stages[pipeline_rank]]
+        stages = (
+            _select_fullest(config.model, stages)
+            if pipeline_rank is None
+            else [stages[pipeline_rank]]
+        )
     else:
         stages = list_pipeline_stages(config.model, system)
     outside = OUTSIDE_BYTES if system.device == "cuda" else 0
@@ -239,6 +249,47 @@ def estimate_peak_memory(
         for one in instants
     ]
     return max(ledgers, key=lambda ledger: ledger.peak_bytes)
+
+
+def _select_fullest(model: ModelConfig, stages: list[PipelineStage]) -> list[PipelineStage]:
+    """Return the stages that may be the fullest: of those with alike layers, no other one holds
+    as many micro-batches.
+
+    A long pipeline has few kinds of stages, and a plan asks for thousands of pipelines.
+    """
+    kinds = _number_layer_kinds(model)
+    by_kind: dict[Hashable, list[PipelineStage]] = {}
+    fullest: list[PipelineStage] = []
+    for one in stages:
+        layers = tuple(sorted(kinds[layer] for layer in one.layers))
+        alike = by_kind.setdefault((one.first, one.last, one.message_buffers, layers), [])
+        if not any(
+            other.in_flight >= one.in_flight and other.waiting >= one.waiting for other in alike
+        ):
+            alike.append(one)
+            fullest.append(one)
+    return fullest
+
+
+@lru_cache(maxsize=16)
+def _number_layer_kinds(model: ModelConfig) -> tuple[int, ...]:
+    """Return a number for each layer, equal for layers with the same parameters and the same
+    mixer.
+    """
+    rows = [row for row in list_model_tensors(model) if row.name.startswith("blocks.")]
+    numbers: dict[Hashable, int] = {}
+    return tuple(
+        numbers.setdefault(
+            (
+                model.is_moe_layer(layer),
+                model.uses_rope(layer),
+                model.get_layer_type(layer),
+                *(layer in row.layers for row in rows),
+            ),
+            len(numbers),
+        )
+        for layer in range(model.num_hidden_layers)
+    )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Writes a `prediction` event, which `llmsys reconcile` reads.
 """
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,12 @@ import torch
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.activation_memory import IN_EVALUATION, compute_micro_batch
-from llmsys.estimate.device_profile import DeviceProfile, load_machine_profile
+from llmsys.estimate.device_profile import (
+    MACHINE_PROFILE,
+    NOT_MEASURED,
+    DeviceProfile,
+    load_machine_profile,
+)
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.prediction_error import format_memory_size
@@ -99,10 +105,13 @@ def _build_time_fields(
     config: RunConfig, profile: DeviceProfile | None, step: int
 ) -> dict[str, Any]:
     if profile is None:
+        # --no-probe, or a measurement that failed
+        is_refused = os.environ.get(MACHINE_PROFILE) == NOT_MEASURED
+        other = "leave out --no-probe" if is_refused else "start again on an idle machine"
         return {
             "step_seconds": None,
             "why_no_time": "the device is unknown. Measure this machine with `llmsys calibrate "
-            "--output mine.yaml` and set flops.device=mine.yaml, or leave out --no-probe.",
+            f"--output mine.yaml` and set flops.device=mine.yaml, or {other}.",
         }
     try:
         time = estimate_step_time(config, config.resolve_layout(get_world_size()), profile)

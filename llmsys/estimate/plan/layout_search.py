@@ -252,7 +252,8 @@ def _search_engines(
         result.num_searched += 1
         try:
             made = apply_candidate(config, _select_smallest(choice))
-            if (leanest := _find_too_large(made, choice, place)) is not None:
+            memories: dict[LayoutCandidate, MemoryTimeline] = {}
+            if (leanest := _find_too_large(made, choice, place, memories)) is not None:
                 result.add_too_large(leanest, made, place)
                 continue
             for recompute in list_policies(config, choice.engine):
@@ -261,7 +262,7 @@ def _search_engines(
                 most = limits.slowness * result.best_seconds
                 if recompute != "none" and estimate_lower_bound(config, one, place) > most:
                     continue
-                fitting, larger = _search_micro_batches(made, one, place)
+                fitting, larger = _search_micro_batches(made, one, place, memories)
                 result.add(fitting)
                 result.too_large += larger
         except IllegalLayoutError as illegal:
@@ -306,7 +307,7 @@ def _add_closest(
         except IllegalLayoutError as illegal:
             result.refusal = str(illegal)
             continue
-        if (leanest := _find_too_large(made, choice, place)) is not None:
+        if (leanest := _find_too_large(made, choice, place, {})) is not None:
             result.add_too_large(leanest, made, place)
             return
 
@@ -318,18 +319,22 @@ def _select_smallest(choice: LayoutCandidate) -> LayoutCandidate:
 
 
 def _find_too_large(
-    made: RunConfig, choice: LayoutCandidate, place: PlanTarget
+    made: RunConfig,
+    choice: LayoutCandidate,
+    place: PlanTarget,
+    memories: dict[LayoutCandidate, MemoryTimeline],
 ) -> tuple[LayoutCandidate, MemoryTimeline] | None:
     """Return the leanest form of a legal layout where even that does not fit; None where it fits.
 
-    Most layouts of a large model end here, after one estimate of memory.
+    Most layouts of a large model end here, after one estimate of memory, which is added to
+    `memories`.
     """
     leanest: tuple[LayoutCandidate, MemoryTimeline] | None = None
     # Full recomputation keeps the inputs of blocks, offloading the tensors of two blocks.
     for recompute in list_policies(made, choice.engine)[2:]:
         one = replace(_select_smallest(choice), recompute=recompute)
         sized = replace_config(made, one)
-        memory = place.estimate_memory(sized, one.layout)
+        memory = memories[one] = place.estimate_memory(sized, one.layout)
         if place.explain_memory_rejection(memory, sized, one.layout) is None:
             return None
         if leanest is None or memory.peak_bytes < leanest[1].peak_bytes:
@@ -354,7 +359,10 @@ def _select_coarse(choices: list[LayoutCandidate], place: PlanTarget) -> list[La
 
 
 def _search_micro_batches(
-    made: RunConfig, choice: LayoutCandidate, place: PlanTarget
+    made: RunConfig,
+    choice: LayoutCandidate,
+    place: PlanTarget,
+    memories: dict[LayoutCandidate, MemoryTimeline],
 ) -> tuple[list[EstimatedCandidate], list[EstimatedCandidate]]:
     """Search the micro-batches of a legal layout.
 
@@ -362,6 +370,7 @@ def _search_micro_batches(
         made: its config, which differs from others of the layout in micro-batch and recomputation.
         choice: the layout, with a policy of recomputation and the largest micro-batch.
         place: device profile and cluster.
+        memories: estimates of this layout that are known already.
 
     Returns:
         The largest micro-batch that fits and the next smaller one; in a pipeline also smaller ones
@@ -374,7 +383,7 @@ def _search_micro_batches(
     def has_room(index: int) -> bool:
         one = replace(choice, micro_sequences=sizes[index])
         sized = replace_config(made, one)
-        seen[index] = place.estimate_memory(sized, one.layout)
+        seen[index] = memories.get(one) or place.estimate_memory(sized, one.layout)
         return place.explain_memory_rejection(seen[index], sized, one.layout) is None
 
     def estimate(index: int) -> EstimatedCandidate:

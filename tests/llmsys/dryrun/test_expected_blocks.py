@@ -13,6 +13,7 @@ from llmsys.dryrun.expected_messages import RankContext
 from llmsys.dryrun.expected_passes import ONCE, REPEATED, list_passes
 from llmsys.dryrun.host_waits import HostWait, HostWaitLog
 from llmsys.dryrun.recorder import DryRunRecorder
+from llmsys.dryrun.table_makers import AUTOGRAD, KEPT_TABLE
 from llmsys.dryrun.wait_check import iter_wait_differences
 from llmsys.estimate.rank_parameters import PipelineStage
 from tests.helpers.dry_runs import EXPERTS, INNER, LENGTH, RANKS, WIDTH, write_tiny_config
@@ -167,23 +168,26 @@ def build_waits(module: str, cause: str, count: int) -> HostWaitLog:
 
 
 @pytest.mark.parametrize(
-    ("owner", "has_table", "is_named"),
+    ("maker", "has_table", "is_named"),
     [
-        ("blocks.*", False, True),
-        ("blocks.*.attention", False, True),
-        ("", False, True),
-        ("blocks.*.attention", True, False),
-        ("", True, False),
-        ("softmax_backward", True, False),
-        ("blocks.*.feed_forward", True, True),
+        ("model/scaled_dot_product.py:compute_attention", False, True),
+        ("model/mask_builder.py:build_tables", False, True),
+        (AUTOGRAD, False, True),
+        ("model/scaled_dot_product.py:compute_attention", True, False),
+        ("model/mask_builder.py:build_tables", True, False),
+        (AUTOGRAD, True, False),
+        ("model/multi_head_attention.py:forward", True, True),
+        ("/home/me/plant.py:forward", True, True),
+        (KEPT_TABLE, True, True),
     ],
 )
-def test_a_table_is_named_where_no_kernel_of_attention_has_one(
-    owner: str, has_table: bool, is_named: bool
+@pytest.mark.parametrize("owner", ["", "blocks.*", "blocks.*.attention"])
+def test_a_table_is_named_unless_a_kernel_has_one_and_its_code_makes_it(
+    owner: str, maker: str, has_table: bool, is_named: bool
 ) -> None:
     context = build_context()
     recorder = build_recorder(context)
-    recorder.squares[owner, "bool [64, 64]"] = 2
+    recorder.squares[owner, "bool [64, 64]", maker] = 2
     found = check_blocks(recorder, context, [{"has_table": has_table}]).differences
     assert bool(found) is is_named
     assert all("makes bool [64, 64], 2 times in a micro-batch" in one for one in found)

@@ -3,11 +3,14 @@ adapters.
 """
 
 import json
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 import torch
 import transformers
+import yaml
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,6 +34,7 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
 SEQUENCES, LENGTH = 2, 7
+DATA = Path(__file__).parents[2] / "data/estimate"
 BIASES = {"attention_bias": True, "mlp_bias": True}
 SUFFIXES = {
     "attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
@@ -162,12 +166,75 @@ def test_adapters_spare_no_attention_and_read_what_they_multiply() -> None:
     # A frozen matrix has two of three products; the head is frozen too.
     products = estimate_finetuning(config, wanted, price(products=1.0)).speedup
     assert 1.45 < products < 1.5
-    # 4096 to 4096 twice, and to 1024 twice, in 32 blocks of Llama 3.1 8B; 2 bytes, six times
-    channels = 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024))
+    # 4096 to 4096 twice, and to 1024 twice, in 32 blocks of Llama 3.1 8B; 2 bytes. Of I inputs and
+    # O outputs a forward moves I + 4 O, and a backward 5 I + 2 O.
+    widths = ((4096, 4096), (4096, 4096), (4096, 1024), (4096, 1024))
     tokens = config.batch.sequences_per_step * config.batch.sequence_length / 8
-    seconds = 12 * channels * tokens / (device.memory_bandwidth * device.efficiency.memory)
-    found = estimate_finetuning(config, wanted, price(elementwise=1.0), device).speedup
-    assert found == pytest.approx(1 / (1 + seconds * full.time.residual_factor))
+    rate = device.memory_bandwidth * device.efficiency.memory
+    for policy, forwards in (("none", 1), ("full", 2)):
+        train = config.train.model_copy(update={"activation_checkpoint": policy})
+        one = config.model_copy(update={"train": train})
+        moved = sum(forwards * (i + 4 * o) + 5 * i + 2 * o for i, o in widths)
+        seconds = 2 * 32 * moved * tokens / rate * full.time.residual_factor
+        found = estimate_finetuning(one, wanted, price(elementwise=1.0), device).speedup
+        assert found == pytest.approx(1 / (1 + seconds))
+
+
+def price_copies(*words: str, gpus: int) -> tuple[float, float]:
+    """Seconds of local copies of a full step, and of one with adapters alone."""
+    config = load_run_config(
+        "train/llama-8b-8xh100",
+        ["batch.sequence_length=4096", "batch.sequences=32", "engine.data_parallel=fsdp", *words],
+    )
+    device = load_device_profile("h100-sxm")
+    request = PricingRequest(device, ClusterCosts(), gpus)
+    full = add_costs(estimate_run(config), config, request, model_only=False)
+    parts = dict.fromkeys(full.time.parts_seconds, 0.0) | {"copies": 1.0}
+    time = full.time.model_copy(update={"parts_seconds": parts})
+    only = full.model_copy(update={"time": time})
+    wanted = FinetuneConfig.model_validate({"rank": 16})
+    found = estimate_finetuning(config, wanted, only)
+    assert found.step_seconds is not None
+    return full.time.parts_seconds["copies"], 1 / found.speedup
+
+
+def test_frozen_weights_are_gathered_without_a_cast_and_have_no_gradient_to_sum() -> None:
+    trained = 41_943_040 / 8_030_261_248
+    _, alone = price_copies("layout.shard=1", "batch.micro_sequences=2", gpus=1)
+    assert alone == pytest.approx(trained, rel=0.01)  # one rank has all frozen weights
+    _, shared = price_copies("layout.shard=8", "batch.micro_sequences=2", gpus=8)
+    # Two micro-batches gather blocks four times: 2 bytes into the message for each 8 ranks, and 2
+    # out, each read and written. A trained weight also casts 6 bytes, and reduces a gradient of 6
+    # twice and adds 12 for 8 ranks once.
+    gathered, trained_bytes = 4 * (4 / 8 + 4), 4 * (10 / 8 + 4) + 2 * 6 + 12 / 8
+    assert shared == pytest.approx(
+        trained + (1 - trained) * gathered / trained_bytes, abs=0.03
+    )  # embedding and head are gathered half as often
+
+
+def test_published_steps_of_adapters_lie_within_the_interval(capsys) -> None:
+    found = yaml.safe_load((DATA / "adapter_steps.yaml").read_text())
+    errors = []
+    for row in found["rows"]:
+        tensor = row["tensor"]
+        words = [
+            "estimate",
+            row["model"],
+            "batch.sequence_length=4096",
+            "batch.sequences=32",
+            f"batch.micro_sequences={row['micro']}",
+            f"train.activation_checkpoint={row['recompute']}",
+            f"train.compile={row['compile']}",
+            "train.precision=bf16",
+            f"layout.tensor={tensor}",
+            f"layout.shard={row['gpus'] // tensor}",
+        ]
+        device = ["--device", "h100-sxm", "--gpus", str(row["gpus"])]
+        assert main([*words, *device, "--finetune", "rank=16", "--json"]) == 0
+        seconds = json.loads(capsys.readouterr().out)["finetune"]["step_seconds"]
+        assert seconds["p10"] < row["seconds"] < seconds["p90"], row["name"]
+        errors.append(abs(row["seconds"] / seconds["p50"] - 1))
+    assert median(errors) < 0.12
 
 
 @pytest.mark.parametrize(

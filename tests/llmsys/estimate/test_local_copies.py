@@ -9,7 +9,7 @@ from llmsys.config.loading.load import load_model_config
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.device_profile import load_device_profile
-from llmsys.estimate.local_copies import count_copied_bytes
+from llmsys.estimate.local_copies import count_copied_bytes, count_frozen_bytes
 from llmsys.estimate.program_profile import load_program_profile
 from llmsys.estimate.step_time import estimate_step_time
 
@@ -47,6 +47,22 @@ def test_bytes_of_a_parameter_are_those_of_each_copy(
     engine: EngineConfig, size: int, shards: int, is_root: bool, expected: float
 ) -> None:
     assert count_copied_bytes(engine, size, shards, 2, is_root=is_root) == expected
+
+
+@pytest.mark.parametrize(("engine", "shards", "is_root", "expected"), [
+    # A shard goes into the message, and the message into the parameters; nothing is cast.
+    (FSDP, 4, False, 4 * (4 / 4 + 4)),
+    (FSDP, 4, True, 2 * (4 / 4 + 4)),
+    (fsdp(reshard="after_step"), 4, False, 4 / 4 + 4),
+    # One rank alone has them all, and other engines keep them whole.
+    (FSDP, 1, False, 0),
+    (PLAIN, 4, False, 0),
+    (DDP, 2, False, 0),
+])  # fmt: skip
+def test_frozen_parameters_are_copied_to_gather_them_alone(
+    engine: EngineConfig, shards: int, is_root: bool, expected: float
+) -> None:
+    assert count_frozen_bytes(engine, 2, shards, 2, is_root=is_root) == expected
 
 
 def price(

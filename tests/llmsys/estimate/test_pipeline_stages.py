@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from llmsys.config.loading.load import load_model_config
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import SMALL_MODEL, RunConfig
 from llmsys.doctor.parity_models import DEEP
@@ -193,6 +194,40 @@ def test_experts_are_reduced_apart_from_their_block() -> None:
     experts = 3 * 2 * 16 * 32  # two of four experts on a rank, three matrices each
     assert [whole.select_block("blocks.", layer).block.experts for layer in (0, 1)] == [0, experts]
     assert whole.block == max(whole.by_block.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("deepseek-v3", "pipeline=16 shard=8 expert=8"),
+        ("deepseek-v3", "pipeline=8 shard=8 expert=8 interleaved"),
+        ("gemma2-9b", "pipeline=6 shard=4"),
+        ("llama3.1-8b", "pipeline=4 tensor=2 shard=2 interleaved"),
+        ("llama3.1-405b", "pipeline=32 tensor=4 shard=2 interleaved"),
+    ],
+)
+@pytest.mark.parametrize("policy", ["none", "full"])
+def test_the_fullest_rank_is_the_fullest_of_all(model: str, layout: str, policy: str) -> None:
+    """Few ranks are looked at: no other one holds more."""
+    words = [one for one in layout.split() if "=" in one]
+    axes = {name: int(size) for name, size in (one.split("=") for one in words)}
+    kind = "interleaved" if "interleaved" in layout else "1f1b"
+    asked = ParallelLayout.model_validate(axes | {"pipeline_schedule": {"kind": kind}})
+    config = RunConfig.model_validate(
+        {
+            "model": load_model_config(f"model/{model}"),
+            "batch": {"sequence_length": 2048, "sequences": 256, "micro_sequences": 1},
+            "train": {"precision": "bf16", "compile": "block", "activation_checkpoint": policy},
+            "layout": asked,
+        }
+    )
+    resolved = config.resolve_layout(asked.world_size)
+    every = [
+        estimate_peak_memory(config, resolved, pipeline_rank=rank)
+        for rank in range(resolved.pipeline)
+    ]
+    fullest = estimate_peak_memory(config, resolved)
+    assert fullest.instants == max(every, key=lambda one: one.peak_bytes).instants
 
 
 def test_memory_counts_the_passes_in_flight_and_the_buffers_of_messages() -> None:

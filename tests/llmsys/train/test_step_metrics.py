@@ -15,6 +15,7 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.activation_memory import IN_EVALUATION
 from llmsys.estimate.device_profile import (
     MACHINE_PROFILE,
+    NOT_MEASURED,
     find_device_by_driver_name,
     list_device_names,
     load_device_profile,
@@ -74,6 +75,20 @@ def test_an_unknown_device_has_no_utilisation_and_says_how_to_get_one() -> None:
     assert "set flops.device=mine.yaml" in told["why_no_time"]
     with pytest.raises(ConfigError, match="'h201' has no device profile"):
         find_device_profile(load_config("flops.device=h201"), CPU)
+
+
+@pytest.mark.parametrize(
+    ("measured", "advice"),
+    [(NOT_MEASURED, "leave out --no-probe"), (None, "start again on an idle machine")],
+    ids=["refused", "failed"],
+)
+def test_a_run_without_a_time_is_told_what_it_can_do(
+    measured: str | None, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(MACHINE_PROFILE, raising=False)
+    if measured is not None:
+        monkeypatch.setenv(MACHINE_PROFILE, measured)
+    assert build_prediction(load_config(), CPU, None)["why_no_time"].endswith(f"or {advice}.")
 
 
 def test_a_forecast_is_the_estimate_and_a_gap_in_a_profile_is_said(tmp_path: Path) -> None:

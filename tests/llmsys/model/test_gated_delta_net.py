@@ -118,6 +118,7 @@ def collect(module: nn.Module, x_BTD: Tensor, y_BTD: Tensor) -> dict[str, Tensor
 
 def compare(ours: GatedDeltaNet, found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     """The largest difference over the largest value, of output, input's and weights' gradients."""
+    assert isinstance(ours.sizes, GatedDeltaConfig)
     turned = GatedDeltaNet(build_model_config(8), ours.sizes, 0)
     shell = type("Gradients", (), {})()
     for name, value in expected.items():

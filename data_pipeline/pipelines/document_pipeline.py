@@ -55,6 +55,7 @@ from llmsys.data_pipeline.pipelines.dataset_state import (
     has_cleaning,
 )
 from llmsys.data_pipeline.pipelines.deduplication_stages import DeduplicationStages
+from llmsys.data_pipeline.pipelines.earlier_configs import EarlierFilterings
 from llmsys.data_pipeline.pipelines.output_stages import (
     run_encoding_stage,
     run_export_stage,
@@ -412,9 +413,10 @@ class DocumentPipeline:
         settings["rules"] = self.rules
         settings["files"] = self._rule_files
         encoded = EncodedJson.from_value(settings)
+        earlier = EarlierFilterings(self.runner, encoded.text)
 
         def build_task(extracted: TaskRecord, name: str) -> Task:
-            following = self._build_filter_job(name)
+            following = earlier.add_result(self._build_filter_job(name), extracted, name)
             counts = extracted.result
             pages = counts["pages"]
             html_bytes = counts["html_bytes"]

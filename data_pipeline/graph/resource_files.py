@@ -17,6 +17,7 @@ from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     AnnotatorConfig,
     BadWordsConfig,
+    EncoderClassifierConfig,
     FastTextClassifierConfig,
     LinearClassifierConfig,
     MapperConfig,
@@ -141,6 +142,10 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
             package = "fasttext-predict"
             extra = "fasttext"
             instead = ""
+        case EncoderClassifierConfig():
+            package = "transformers"
+            extra = "encoder"
+            instead = ""
         case PerplexityConfig(backend="kenlm"):
             package = "kenlm"
             extra = "kenlm"
@@ -261,8 +266,12 @@ def require_resource_files(data: CrawlConfig) -> None:
                 f"{key}: {path} {what} (in {Path.cwd()}). Correct the path; relative paths start "
                 "in the working directory."
             )
-    for rule in data.rules:
-        if isinstance(rule, PythonRuleConfig):
+    for number, rule in enumerate(data.rules):
+        if isinstance(rule, EncoderClassifierConfig):
+            from llmsys.data_pipeline.rules.encoder_folder import read_encoder_folder
+
+            read_encoder_folder(rule, f"data.rules.{number}")
+        elif isinstance(rule, PythonRuleConfig):
             load_python_rule(rule)
         elif isinstance(rule, AnnotatorConfig):
             load_python_annotator(rule)

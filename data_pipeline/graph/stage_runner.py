@@ -9,6 +9,7 @@ Invariants:
     - An input that fails every attempt is quarantined; the dataset is made without it.
 """
 
+import shutil
 import time
 from array import array
 from collections import Counter, defaultdict
@@ -27,7 +28,13 @@ from llmsys.config.executor import (
 )
 from llmsys.data_pipeline.core.earlier_results import EarlierResults
 from llmsys.data_pipeline.core.journal import Journal
-from llmsys.data_pipeline.core.staging import JOURNAL, OutputNames, begin_change, publish_staged
+from llmsys.data_pipeline.core.staging import (
+    JOURNAL,
+    SCORES,
+    OutputNames,
+    begin_change,
+    publish_staged,
+)
 from llmsys.data_pipeline.core.task_record import TaskRecord
 from llmsys.data_pipeline.executors.base import (
     EagerTaskEvent,
@@ -300,6 +307,8 @@ class StageRunner:
 
     def remove_earlier_results(self) -> None:
         """Keep no more results of earlier configs than the config allows, and their packs."""
+        if not self._config.earlier_results_bytes:
+            shutil.rmtree(self.folder / "work" / SCORES, ignore_errors=True)
         self.earlier.remove_oldest()
         self._packs.update(self.earlier.iter_packs())
 
@@ -322,12 +331,12 @@ class StageRunner:
         longer configured.
 
         Encoded documents are no orphans: a run that ends before the tokens does not list them; the
-        next run needs them.
+        next run needs them. Nor are scores of models, which no task lists.
         """
         folders = {self.folder / folder for folder in self._outputs.folders}
         work = self.folder / "work"
         folders |= (
-            {folder for folder in work.iterdir() if folder.name != "encoded"}
+            {folder for folder in work.iterdir() if folder.name not in ("encoded", SCORES)}
             if work.is_dir()
             else set()
         )

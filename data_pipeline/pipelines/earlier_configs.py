@@ -16,7 +16,6 @@ from llmsys.data_pipeline.core.journal import EncodedJson, compute_json_digest
 from llmsys.data_pipeline.core.task_record import FollowingJob, TaskRecord
 from llmsys.data_pipeline.graph.stage_runner import StageRunner
 from llmsys.data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_code_version
-from llmsys.data_pipeline.stages.changed_thresholds import EarlierFiltering, compare_rules
 
 
 def _iter_results(runner: StageRunner, name: str) -> Iterator[TaskRecord]:
@@ -43,6 +42,9 @@ class EarlierFilterings:
         rules = own.pop("rules")
         self._known = list[tuple[EncodedJson, str]]()
         for text in runner.earlier.save_setting("filter", settings):
+            # where there were other settings alone
+            from llmsys.data_pipeline.stages.changed_thresholds import compare_rules
+
             values: dict[str, Any] = json.loads(text)
             before = values.pop("rules")
             if values == own and compare_rules(before, rules) is not None:
@@ -61,6 +63,8 @@ class EarlierFilterings:
         """
         if not self._known:
             return job
+        from llmsys.data_pipeline.stages.changed_thresholds import EarlierFiltering
+
         task = f"filter/{name}"
         digests = extracted.digests[:1]
         keys = {

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,7 @@ def apply_rules_to_file(
     files: tuple[str, ...] = (),
     earlier: EarlierFiltering | None = None,
     earlier_files: Mapping[str, Path] | None = None,
+    scores: Path | None = None,
 ) -> dict[str, Any]:
     """Filter the texts of one input block. Progress is in pages.
 
@@ -79,21 +81,39 @@ def apply_rules_to_file(
             rules.
         earlier: What another config made of the same texts. The output does not depend on it.
         earlier_files: Files of the documents that it `kept` and `dropped`.
+        scores: Folder of the scores that models gave, if a rule has such a model.
 
     Returns:
         Funnel counts (`tally`), documents and bytes per language, and [document file, rows] of the
         batches in both files.
     """
-    if earlier is not None and earlier_files is not None:
+    with ExitStack() as stack:
+        if scores is not None:
+            from llmsys.data_pipeline.rules.encoder_classifier import ScoreFiles, keep_scores
+
+            stack.enter_context(keep_scores(ScoreFiles(scores, kept.name)))
         paths = (source, kept, dropped)
-        found = _filter_changed(report, paths, config, (rules, files), (earlier, earlier_files))
-        if found is not None:
-            return found
+        if earlier is not None and earlier_files is not None:
+            before = (earlier, earlier_files)
+            found = _filter_changed(report, paths, config, (rules, files), before)
+            if found is not None:
+                return found
+        return _filter_all(report, paths, config, (rules, files))
+
+
+def _filter_all(
+    report: Report,
+    paths: tuple[Path, Path, Path],
+    config: CrawlConfig,
+    settings: tuple[str, tuple[str, ...]],
+) -> dict[str, Any]:
+    """Filter all texts of a block."""
     # not where the stage is only planned
     from llmsys.data_pipeline.rules.language_chains import get_language_chains
 
+    source, kept, dropped = paths
     document_filter = _DocumentFilter(
-        get_language_chains(rules, files), config.language, config.unicode
+        get_language_chains(*settings), config.language, config.unicode
     )
     columns = document_filter.chains.list_columns()
     limit = config.documents.batch_bytes

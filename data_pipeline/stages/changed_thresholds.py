@@ -26,6 +26,7 @@ import pyarrow as pa
 from llmsys.config.custom_rules import (
     AnnotatorConfig,
     BadWordsConfig,
+    EncoderClassifierConfig,
     FastTextClassifierConfig,
     LinearClassifierConfig,
     MapperConfig,
@@ -166,7 +167,7 @@ def list_threshold_fields(rule: RuleConfig) -> frozenset[str]:
             return frozenset({"min_sentences"})
         case LineCorrectionsConfig():
             return frozenset({"max_removed_word_share"})
-        case FastTextClassifierConfig() | LinearClassifierConfig():
+        case FastTextClassifierConfig() | LinearClassifierConfig() | EncoderClassifierConfig():
             return frozenset({"min_score", "max_score"})
         # the column `bucket` follows from the limits; listed words have no limit in some modes
         case PerplexityConfig() | BadWordsConfig() | C4DolmaConfig():

@@ -14,7 +14,7 @@ Invariants:
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,6 +70,33 @@ class EarlierResults:
                     self._get_turn(journal),
                 ),
             )
+
+    def keep_stage(self, stage: str, count: int = 0) -> None:
+        """Keep the results of a stage that are none of its present tasks, before they are removed.
+
+        Args:
+            stage: Name of the stage.
+            count: Number of its present tasks; 0 if the stage is not run.
+        """
+        with self._journal.open_file() as journal:
+            rows = journal.execute(
+                "select item from record where stage = ? and (position is null or position >= ?)",
+                (stage, count),
+            ).fetchall()
+        for (item,) in rows:
+            self.keep_result(f"{stage}/{os.fsdecode(item)}")
+
+    def keep_other_stages(self, stages: Collection[str]) -> None:
+        """Keep the results of stages that this config does not have.
+
+        Args:
+            stages: Those that it has.
+        """
+        with self._journal.open_file() as journal:
+            known = [row[0] for row in journal.execute("select distinct stage from record")]
+        for stage in known:
+            if stage not in stages:
+                self.keep_stage(stage)
 
     def restore_result(self, name: str, key: str, position: int) -> bool:
         """Make the result of an earlier config the present one again, and keep the present one.
@@ -159,7 +186,7 @@ class EarlierResults:
             ).fetchall()
             for stage, item, key, text, is_present in rows:
                 outputs = list(StoredOutputs(text))
-                left -= 0 if is_present else sum(map(self._count_bytes, outputs))
+                left -= sum(self._count_bytes(output, bool(is_present)) for output in outputs)
                 if left < 0 or not self._max_bytes:
                     journal.execute(
                         "delete from earlier where stage = ? and item = ? and key = ?",
@@ -249,10 +276,10 @@ class EarlierResults:
         status = path.stat()
         return TaskOutput(output.name, output.size, status.st_mtime_ns, output.digest)
 
-    def _count_bytes(self, output: TaskOutput) -> int:
-        """Return the bytes that an output of no present task takes."""
+    def _count_bytes(self, output: TaskOutput, is_present: bool) -> int:
+        """Return the bytes that an output takes which the journal may have too."""
         if parse_packed_name(output.name) is not None:
-            return output.size
+            return 0 if is_present else output.size
         with suppress(OSError):
             return output.size if self._get_link(output).stat().st_nlink == 1 else 0
         return 0

@@ -228,6 +228,7 @@ class StageRunner:
         self.journal = Journal(folder)
         self.earlier = EarlierResults(self.journal, executor.earlier_results_bytes)
         self.num_run = self.num_reused = 0
+        self._stages = set[str]()  # those that have run
         self._early: Counter[str] = Counter()  # tasks that ran before their stage, by stage
         self._config = executor
         self._task_seconds = (
@@ -291,6 +292,8 @@ class StageRunner:
             )
             self._run_tasks(stage, eager_tasks)
         self._quarantine.remove_others(name, self.journal.list_unfinished(name))
+        self._stages.add(name)
+        self.earlier.keep_stage(name, len(tasks))
         self.journal.remove_stale_records(name, len(tasks))
         if stage.has_packed:
             self._add_packed_outputs(name)
@@ -309,6 +312,8 @@ class StageRunner:
         """Keep no more results of earlier configs than the config allows, and their packs."""
         if not self._config.earlier_results_bytes:
             shutil.rmtree(self.folder / "work" / SCORES, ignore_errors=True)
+        if self.num_run:
+            self.earlier.keep_other_stages(self._stages)
         self.earlier.remove_oldest()
         self._packs.update(self.earlier.iter_packs())
 

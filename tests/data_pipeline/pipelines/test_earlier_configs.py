@@ -212,6 +212,18 @@ def test_a_return_to_an_earlier_config_runs_no_task(crawl: Path, tmp_path: Path)
     assert not count_tasks(folder, before)
 
 
+def test_a_return_to_stages_that_another_config_lacks_runs_no_task(
+    crawl: Path, tmp_path: Path
+) -> None:
+    pii: dict[str, Any] = {"pii": {"kind": "replace", "kinds": ["email"]}}
+    first = prepare(tmp_path, crawl, **pii)
+    second = prepare(tmp_path, crawl, split={"heldout_fraction": 0.5})
+    before = count_events(tmp_path)
+    assert prepare(tmp_path, crawl, **pii) == first
+    assert prepare(tmp_path, crawl, split={"heldout_fraction": 0.5}) == second
+    assert not count_tasks(tmp_path, before)
+
+
 def test_a_copied_dataset_finds_earlier_results_too(crawl: Path, tmp_path: Path) -> None:
     first = prepare(tmp_path / "data", crawl)
     prepare(tmp_path / "data", crawl, change(START, {"3.min_words": 80}))

@@ -13,13 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    PreTrainedTokenizerFast,
-    pipeline,
-)
+from transformers import pipeline
 
 from llmsys.config.custom_rules import EncoderClassifierConfig
 from llmsys.config.data import CrawlConfig
@@ -35,6 +29,7 @@ from llmsys.data_pipeline.rules.encoder_model import EncoderModel
 from llmsys.data_pipeline.rules.rule import DocumentBatch, WordSplitters
 from llmsys.errors import DataError
 from tests.helpers.tiny_crawl import WORDS, build_tiny_config, make_crawl
+from tests.helpers.tiny_encoder import save_tiny_encoder
 
 TEXTS = [
     "the river and the old garden",
@@ -44,41 +39,11 @@ TEXTS = [
     "unknown 你好 words\nand lines",
     "music",
 ] + [" ".join(WORDS[start : start + 20]) for start in range(0, 30, 5)]
-LABELS = {1: ["quality"], 2: ["bad", "good"], 3: ["bad", "fair", "good"]}
-
-
-def save_model(folder: Path, labels: int = 2, problem: str | None = None, seed: int = 0) -> Path:
-    """Write a small BERT with random weights and a tokenizer of words."""
-    torch.manual_seed(seed)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", ",", ".", *dict.fromkeys(WORDS)]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = [("[CLS]", 2), ("[SEP]", 3)]
-    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, special)
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]"
-    ).save_pretrained(folder)
-    names = dict(enumerate(LABELS[labels]))
-    config = BertConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-        id2label=names,
-        label2id={name: number for number, name in names.items()},
-        problem_type=problem,
-    )
-    BertForSequenceClassification(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
+    return save_tiny_encoder(tmp_path_factory.mktemp("model"))
 
 
 def build_config(folder: Path, **values: Any) -> EncoderClassifierConfig:
@@ -118,7 +83,7 @@ def score(config: EncoderClassifierConfig, texts: Sequence[str]) -> list[float]:
 def test_scores_have_the_bits_of_transformers_pipeline(
     labels: int, problem: str | None, label: str, tmp_path: Path
 ) -> None:
-    model = save_model(tmp_path, labels, problem, seed=labels)
+    model = save_tiny_encoder(tmp_path, labels, problem, seed=labels)
     found = score(build_config(model, label=label), TEXTS)
     assert found == ask_pipeline(model, label, TEXTS)
     assert len({round(one, 4) for one in found}) > 5
@@ -179,7 +144,7 @@ def test_a_stored_score_is_not_computed_again(
     for values in ({"label": "bad"}, {"max_tokens": 8}):
         score_block(build_config(folder, **values), TEXTS[:2])
         assert asked == TEXTS[:2]
-    other = save_model(tmp_path / "other", seed=5)
+    other = save_tiny_encoder(tmp_path / "other", seed=5)
     score_block(build_config(other), TEXTS[:2])
     assert asked == TEXTS[:2]
     # What a damaged file held is computed again.

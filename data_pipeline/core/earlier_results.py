@@ -22,7 +22,7 @@ from llmsys.data_pipeline.core.journal import Journal, split_task_name
 from llmsys.data_pipeline.core.pack_state import is_unchanged_file
 from llmsys.data_pipeline.core.staging import begin_change, find_output, get_write_path
 from llmsys.data_pipeline.core.task_record import StoredOutputs, TaskOutput, TaskRecord
-from llmsys.storage.pack_files import parse_packed_name
+from llmsys.storage.pack_files import has_part, parse_packed_name
 
 EARLIER = "earlier"
 
@@ -40,7 +40,7 @@ class EarlierResults:
         self._journal = journal
         self._folder = journal.folder
         self._max_bytes = max_bytes
-        self._is_changed = False
+        self.is_changed = False
         self._stages = dict[str, bool]()  # those with results, of this config or of an earlier one
         self._turn: int | None = None
 
@@ -52,13 +52,13 @@ class EarlierResults:
         """
         if not self._max_bytes or not self.has_results(name):
             return
-        record = self._journal.find_latest(name)
+        record = self.find_present(name)
         if record is None or not record.key:
             return
         for output in record.outputs:
             if parse_packed_name(output.name) is None and not self._link_output(output):
                 return
-        self._is_changed = True
+        self.is_changed = True
         row = (*split_task_name(name), record.key)
         with self._journal.open_file() as journal:
             journal.execute(
@@ -70,6 +70,19 @@ class EarlierResults:
                     self._get_turn(journal),
                 ),
             )
+
+    def find_present(self, name: str) -> TaskRecord | None:
+        """Return the result that the journal has of a task, with whatever key.
+
+        Args:
+            name: STAGE/ITEM.
+
+        Returns:
+            Its record; None if there is none, or its outputs changed.
+        """
+        record = self._journal.find_latest(name)
+        is_whole = record is not None and all(map(self._is_in_place, record.outputs))
+        return record if is_whole else None
 
     def keep_stage(self, stage: str, count: int = 0) -> None:
         """Keep the results of a stage that are none of its present tasks, before they are removed.
@@ -124,7 +137,7 @@ class EarlierResults:
                 (self._get_turn(journal), *split_task_name(name), key),
             )
             self._journal.insert_record(name, record, is_provisional=False, position=position)
-        self._is_changed = True
+        self.is_changed = True
         return True
 
     def iter_results(self, name: str) -> Iterator[TaskRecord]:
@@ -173,7 +186,7 @@ class EarlierResults:
         Only what no present task has counts: a file with another link, or a part of a pack that is
         in the journal, takes no space of its own. Space in a pack comes back with its last part.
         """
-        if not self._is_changed and self._max_bytes:
+        if not self.is_changed and self._max_bytes:
             return
         with self._journal.hold_changes(), self._journal.open_file() as journal:
             left = self._max_bytes
@@ -254,12 +267,22 @@ class EarlierResults:
 
     def _is_kept(self, output: TaskOutput) -> bool:
         if parse_packed_name(output.name) is not None:
-            return self._journal.is_unchanged(output)
+            return self._is_in_place(output) and self._journal.is_unchanged(output)
         link = self._get_link(output)
         if is_unchanged_file(link, output):
             return True
         link.unlink(missing_ok=True)  # a damaged one would stay for ever
         return False
+
+    def _is_in_place(self, output: TaskOutput) -> bool:
+        """Return whether a part of a pack is the one of its record: where somebody deleted the
+        pack, another one may have begun at its path. True for a file of its own.
+        """
+        part = parse_packed_name(output.name)
+        if part is None:
+            return True
+        name, start, length = part
+        return has_part(self._folder / name, start, length, output.digest)
 
     def _restore_output(self, output: TaskOutput) -> TaskOutput:
         """Give a file its place again, and return its description."""

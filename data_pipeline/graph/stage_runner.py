@@ -312,7 +312,7 @@ class StageRunner:
         """Keep no more results of earlier configs than the config allows, and their packs."""
         if not self._config.earlier_results_bytes:
             shutil.rmtree(self.folder / "work" / SCORES, ignore_errors=True)
-        if self.num_run:
+        if self.num_run or self.earlier.is_changed:
             self.earlier.keep_other_stages(self._stages)
         self.earlier.remove_oldest()
         self._packs.update(self.earlier.iter_packs())

@@ -20,7 +20,7 @@ from llmsys.data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_c
 
 def _iter_results(runner: StageRunner, name: str) -> Iterator[TaskRecord]:
     """Yield the present result of a task, which another config may have made, then earlier ones."""
-    present = runner.journal.find_latest(name)
+    present = runner.earlier.find_present(name)
     if present is not None:
         yield present
     yield from runner.earlier.iter_results(name)

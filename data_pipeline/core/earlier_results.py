@@ -25,6 +25,7 @@ from llmsys.data_pipeline.core.task_record import StoredOutputs, TaskOutput, Tas
 from llmsys.storage.pack_files import has_part, parse_packed_name
 
 EARLIER = "earlier"
+_SETTINGS = 30  # of a stage: they hold the rules of every language
 
 
 class EarlierResults:
@@ -178,6 +179,10 @@ class EarlierResults:
             if known[:1] != [text]:
                 journal.execute("delete from setting where stage = ? and text = ?", (stage, text))
                 journal.execute("insert into setting (stage, text) values (?, ?)", (stage, text))
+                journal.executemany(
+                    "delete from setting where stage = ? and text = ?",
+                    [(stage, one) for one in known[_SETTINGS:]],
+                )
         return [one for one in known if one != text]
 
     def remove_oldest(self) -> None:

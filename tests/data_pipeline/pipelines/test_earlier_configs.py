@@ -168,6 +168,22 @@ def test_a_changed_threshold_measures_the_documents_alone_that_it_may_change(
     assert measured["known"] > 4 * measured["whole"]
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"extract": {"kind": "article", "format": "markdown"}},
+        {"unicode": {"kind": "ftfy"}, "url": {"kind": "lists", "hosts": {"entries": ["e-1.org"]}}},
+        {"language": {"languages": ["en", "de"], "min_score": 0.5}},
+    ],
+    ids=["markdown", "unicode and url", "languages"],
+)
+def test_other_sections_do_not_matter(data: dict[str, Any], crawl: Path, tmp_path: Path) -> None:
+    rules = change(START, {"3.min_words": 70, "2.min_sentences": 2})
+    prepare(tmp_path / "changed", crawl, until="documents", **data)
+    changed = prepare(tmp_path / "changed", crawl, rules, until="documents", **data)
+    assert changed == prepare(tmp_path / "alone", crawl, rules, until="documents", **data)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_any_sequence_of_thresholds_gives_the_bytes_of_new_datasets(
     seed: int, crawl: Path, tmp_path: Path

@@ -82,7 +82,7 @@ class EarlierResults:
             Its record; None if there is none, or its outputs changed.
         """
         record = self._journal.find_latest(name)
-        is_whole = record is not None and all(map(self._is_in_place, record.outputs))
+        is_whole = record is not None and all(map(self._is_present, record.outputs))
         return record if is_whole else None
 
     def keep_stage(self, stage: str, count: int = 0) -> None:
@@ -263,12 +263,26 @@ class EarlierResults:
         # An equal file of another time is as good: the record gets its time.
         if link.exists():
             return True
+        path = self._find_file(output)
         try:
             link.parent.mkdir(exist_ok=True)
-            os.link(find_output(self._folder, output.name), link)
+            if path is not None:
+                os.link(path, link)
         except OSError:
             return False
-        return True
+        return path is not None
+
+    def _find_file(self, output: TaskOutput) -> Path | None:
+        """Return the file of an output. Of one name there may be two, the published one and that of
+        the next version; neither is touched.
+        """
+        files = (find_output(self._folder, output.name), self._folder / output.name)
+        return next((path for path in files if is_unchanged_file(path, output)), None)
+
+    def _is_present(self, output: TaskOutput) -> bool:
+        if parse_packed_name(output.name) is not None:
+            return self._is_in_place(output) and self._journal.is_unchanged(output)
+        return self._find_file(output) is not None
 
     def _is_kept(self, output: TaskOutput) -> bool:
         if parse_packed_name(output.name) is not None:

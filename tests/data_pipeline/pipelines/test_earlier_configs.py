@@ -232,12 +232,15 @@ def test_a_return_to_stages_that_another_config_lacks_runs_no_task(
     crawl: Path, tmp_path: Path
 ) -> None:
     pii: dict[str, Any] = {"pii": {"kind": "replace", "kinds": ["email"]}}
-    first = prepare(tmp_path, crawl, **pii)
-    second = prepare(tmp_path, crawl, split={"heldout_fraction": 0.5})
-    before = count_events(tmp_path)
-    assert prepare(tmp_path, crawl, **pii) == first
-    assert prepare(tmp_path, crawl, split={"heldout_fraction": 0.5}) == second
-    assert not count_tasks(tmp_path, before)
+    folder = tmp_path / "data"
+    other: dict[str, Any] = {"split": {"heldout_fraction": 0.5}}
+    first = prepare(folder, crawl, **pii)
+    second = prepare(folder, crawl, **other)
+    assert second == prepare(tmp_path / "alone", crawl, **other)
+    before = count_events(folder)
+    assert prepare(folder, crawl, **pii) == first
+    assert prepare(folder, crawl, **other) == second
+    assert not count_tasks(folder, before)
 
 
 def test_a_copied_dataset_finds_earlier_results_too(crawl: Path, tmp_path: Path) -> None:

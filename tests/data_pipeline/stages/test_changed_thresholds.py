@@ -178,7 +178,7 @@ def test_a_block_is_filtered_from_what_an_earlier_config_left(
         rules = change(START, values)
         earlier, changed = block.filter(rules, earlier)
         assert changed == block.filter(rules)[1], values
-    assert taken[True] > 8  # two changes at once leave less of a hundred documents
+    assert taken[True] > 4  # two changes at once leave less of a hundred documents
 
 
 def test_a_statistic_that_float32_rounds_across_a_limit_is_measured_again(

@@ -29,7 +29,7 @@ Activation = Literal["none", "sigmoid", "softmax"]
 
 @dataclass(frozen=True)
 class EncoderFolder:
-    """What a score is: one output of the model, after an activation.
+    """The output of a model that is the score, and its activation.
 
     Attributes:
         column: Index of the label among the outputs.

@@ -43,7 +43,7 @@ class EncoderModel:
         self._config = config
         self._folder = folder
         self._device = _choose_device(config)
-        disable_progress_bar()  # it would tear the line of the preparation
+        disable_progress_bar()  # type: ignore[no-untyped-call] # it would tear the line of the preparation
         try:
             # No code of the folder is run.
             self._tokenizer: Any = AutoTokenizer.from_pretrained(config.model)
@@ -97,11 +97,11 @@ class EncoderModel:
         encoded = self._encode(texts, length, return_tensors="pt").to(self._device)
         with torch.inference_mode():
             logits = self._model(**encoded).logits.float().cpu().numpy()
-        activated = activate_logits(logits, self._folder.activation)
+        activated = compute_activations(logits, self._folder.activation)
         return np.asarray(activated[:, self._folder.column], np.float32)
 
 
-def activate_logits(
+def compute_activations(
     logits: npt.NDArray[np.float32], activation: Activation
 ) -> npt.NDArray[np.float32]:
     """Return scores, with the operations of transformers' pipeline.

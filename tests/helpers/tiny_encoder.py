@@ -36,7 +36,7 @@ def save_tiny_encoder(
         initializer_range=0.5,
         id2label=names,
         label2id={name: number for number, name in names.items()},
-        problem_type=problem,
+        problem_type=problem,  # type: ignore[arg-type]
     )
     BertForSequenceClassification(config).save_pretrained(folder)
     return folder

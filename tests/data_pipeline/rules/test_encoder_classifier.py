@@ -141,7 +141,8 @@ def test_a_stored_score_is_not_computed_again(
     )
     assert asked == TEXTS[6:7]
     # Another label or length is another score; so are other weights.
-    for values in ({"label": "bad"}, {"max_tokens": 8}):
+    others: list[dict[str, Any]] = [{"label": "bad"}, {"max_tokens": 8}]
+    for values in others:
         score_block(build_config(folder, **values), TEXTS[:2])
         assert asked == TEXTS[:2]
     other = save_tiny_encoder(tmp_path / "other", seed=5)
@@ -178,8 +179,8 @@ def test_a_dataset_is_scored_filtered_and_sampled_and_thresholds_cost_no_score(
         return compute(self, texts)
 
     monkeypatch.setattr(EncoderModel, "score_texts", count_texts)
-    rule = {"kind": "encoder_classifier", "name": "taste", "model": str(folder), "label": "good"}
-    rule |= {"max_tokens": 64}
+    rule: dict[str, Any] = {"kind": "encoder_classifier", "name": "taste", "model": str(folder)}
+    rule |= {"label": "good", "max_tokens": 64}
 
     def prepare(name: str, *rules: dict[str, Any], **data: Any) -> pa.Table:
         asked.clear()

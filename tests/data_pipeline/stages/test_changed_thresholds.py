@@ -132,7 +132,8 @@ class Block:
             rules=text,
             earlier=before,
             earlier_files=files,
-            **paths,
+            kept=paths["kept"],
+            dropped=paths["dropped"],
         )
         tally = result["tally"]
         sums = {

@@ -271,12 +271,26 @@ def require_resource_files(data: CrawlConfig) -> None:
             from llmsys.data_pipeline.rules.encoder_folder import read_encoder_folder
 
             read_encoder_folder(rule, f"data.rules.{number}")
+            _require_score_column(data, rule.title)
         elif isinstance(rule, PythonRuleConfig):
             load_python_rule(rule)
         elif isinstance(rule, AnnotatorConfig):
             load_python_annotator(rule)
         elif isinstance(rule, MapperConfig):
             load_python_mapper(rule)
+
+
+def _require_score_column(data: CrawlConfig, title: str) -> None:
+    """Raise ConfigError for sampling by a column that a model does not make: it would be found
+    after hours of scoring.
+    """
+    for number, sampling in enumerate(data.sampling):
+        column = sampling.column
+        if column.startswith(f"{title}.") and column != f"{title}.score":
+            raise ConfigError(
+                f"data.sampling.{number}.column: the rule {title} makes no column {column}. Its "
+                f"column is {title}.score."
+            )
 
 
 def compute_file_digests(journal: Journal, files: Sequence[Path]) -> list[str]:

@@ -27,7 +27,7 @@ from llmsys.data_pipeline.rules.encoder_classifier import (
 from llmsys.data_pipeline.rules.encoder_folder import read_encoder_folder
 from llmsys.data_pipeline.rules.encoder_model import EncoderModel
 from llmsys.data_pipeline.rules.rule import DocumentBatch, WordSplitters
-from llmsys.errors import DataError
+from llmsys.errors import ConfigError, DataError
 from tests.helpers.tiny_crawl import WORDS, build_tiny_config, make_crawl
 from tests.helpers.tiny_encoder import save_tiny_encoder
 
@@ -260,6 +260,17 @@ def test_a_mistake_is_named_before_work_starts(
     with pytest.raises(DataError, match=message):
         require_resource_files(data)
     assert not (tmp_path / "data").exists()
+
+
+def test_a_column_that_the_model_does_not_make_is_named_before_it_scores(
+    folder: Path, tmp_path: Path
+) -> None:
+    rule = build_config(folder, name="taste").model_dump(mode="json")
+    sampling = [{"kind": "buckets", "column": "taste.good", "edges": [0.5], "weights": [0, 1]}]
+    section = {"name": "x", "folder": str(tmp_path / "data"), "inputs": ["*.gz"], "rules": [rule]}
+    data = CrawlConfig.model_validate(section | {"sampling": sampling})
+    with pytest.raises(ConfigError, match=r"sampling.0.column: .* Its column is taste.score"):
+        require_resource_files(data)
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -97,8 +97,9 @@ class EarlierResults:
                 "select item from record where stage = ? and (position is null or position >= ?)",
                 (stage, count),
             ).fetchall()
-        for (item,) in rows:
-            self.keep_result(f"{stage}/{os.fsdecode(item)}")
+        with self._journal.hold_changes():
+            for (item,) in rows:
+                self.keep_result(f"{stage}/{os.fsdecode(item)}")
 
     def keep_other_stages(self, stages: Collection[str]) -> None:
         """Keep the results of stages that this config does not have.
@@ -196,22 +197,22 @@ class EarlierResults:
         with self._journal.hold_changes(), self._journal.open_file() as journal:
             left = self._max_bytes
             kept = set[str]()
-            rows = journal.execute(
-                "select earlier.stage, earlier.item, earlier.key, earlier.outputs, "
-                "record.key is not null from earlier left join record on "
-                "record.stage = earlier.stage and record.item = earlier.item and "
-                "record.key = earlier.key order by earlier.turn desc, earlier.rowid"
-            ).fetchall()
-            for stage, item, key, text, is_present in rows:
+            gone = list[tuple[int]]()
+            # One at a time: a crawl has millions of them.
+            for number, text, is_present in journal.execute(
+                "select earlier.rowid, earlier.outputs, record.key is not null from earlier "
+                "left join record on record.stage = earlier.stage and "
+                "record.item = earlier.item and record.key = earlier.key "
+                "order by earlier.turn desc, earlier.rowid"
+            ):
                 outputs = list(StoredOutputs(text))
                 left -= sum(self._count_bytes(output, bool(is_present)) for output in outputs)
                 if left < 0 or not self._max_bytes:
-                    journal.execute(
-                        "delete from earlier where stage = ? and item = ? and key = ?",
-                        (stage, item, key),
-                    )
+                    gone.append((number,))
                 else:
-                    kept.update(output.digest for output in outputs)
+                    files = (one for one in outputs if parse_packed_name(one.name) is None)
+                    kept.update(output.digest for output in files)
+            journal.executemany("delete from earlier where rowid = ?", gone)
         folder = self._folder / EARLIER
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.name not in kept:

@@ -209,6 +209,30 @@ def test_a_statistic_that_float32_rounds_across_a_limit_is_measured_again(
     assert taken == {True: 1}
 
 
+def test_an_earlier_test_of_the_same_rule_takes_a_dropped_document_when_it_is_stricter(
+    tmp_path: Path, taken: Counter[bool]
+) -> None:
+    bare = "Children played near water under tall trees where birds were singing every evening. "
+    texts = [bare * 5] + [" ".join(write_sentences(random.Random(1), 20))] * 7
+    with ArrowFileWriter(tmp_path / "texts", TEXT_SCHEMA) as writer:
+        rows = [
+            dict.fromkeys(TEXT_SCHEMA.names)
+            | {"id": f"{number:032x}", "url": "u", "file": "f", "offset": number, "text": text}
+            | {"bytes_html": 9_000}
+            for number, text in enumerate(texts)
+        ]
+        writer.write(pa.RecordBatch.from_pylist(rows, TEXT_SCHEMA))
+    rules: Rules = [{"kind": "gopher_quality", "min_words": 50}]
+    block = Block(tmp_path / "texts", tmp_path)
+    earlier, (_, before) = block.filter(rules)
+    assert [drop["test"] for drop in before["tally"]["drops"]] == ["stop words"]
+    changed = change(rules, {"0.min_words": 80})
+    _, found = block.filter(changed, earlier)
+    assert [drop["test"] for drop in found[1]["tally"]["drops"]] == ["words"]
+    assert found == block.filter(changed)[1]
+    assert taken == {True: 1}
+
+
 @pytest.mark.parametrize(
     "data",
     [{"unicode": {"kind": "ftfy"}}, {"documents": {"num_shards": 3, "batch_bytes": 4_000}}],

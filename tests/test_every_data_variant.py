@@ -31,6 +31,7 @@ from llmsys.train.harness_evaluator import load_harness_tasks
 from tests.helpers.chats import build_chats, write_chats
 from tests.helpers.config_variants import ConfigVariant, build_settings, list_variants
 from tests.helpers.tiny_crawl import make_crawl, write_sentences
+from tests.helpers.tiny_encoder import save_tiny_encoder
 from tests.helpers.tiny_images import write_images
 
 DATA = [variant for variant in list_variants() if variant.path.split(".")[0] == "data"]
@@ -74,6 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_linear_model(
         ["river stone", "old bridge"] * 4, ["good", "bad"] * 4, FeatureConfig(bits=8)
     ).save(made / "model.npz")
+    save_tiny_encoder(made / "judge")
     prepare_dataset(build_data_config(made, {"data": {"kind": "crawl"}}, made / "prepared"))
     convert_tokens(made / "prepared", made / "megatron", "megatron")
     return made

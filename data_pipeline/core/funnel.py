@@ -110,6 +110,20 @@ class FunnelCounts:
                 drop["examples"],
             )
 
+    def replace_stage(self, stage: str, old: "FunnelCounts", new: "FunnelCounts") -> None:
+        """Replace what some documents added to the amounts and changes of a stage.
+
+        Args:
+            stage: Name of the stage in the funnel.
+            old: What these documents added.
+            new: What they add now.
+        """
+        for sign, other in ((-1, old), (1, new)):
+            amounts = other.stages.get(stage, {})
+            self.add_amounts(stage, **{name: sign * count for name, count in amounts.items()})
+            changes = other.changes.get(stage, {})
+            self.add_changes(stage, {name: sign * count for name, count in changes.items()})
+
     def _add_drops(
         self,
         stage: str,

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from llmsys.data_pipeline.core.journal_file import connect_journal
-from llmsys.data_pipeline.core.pack_state import PackStates
+from llmsys.data_pipeline.core.pack_state import PackStates, is_unchanged_file
 from llmsys.data_pipeline.core.staging import JOURNAL, discard_stale, find_output
 from llmsys.data_pipeline.core.task_record import StoredOutputs, TaskOutput, TaskRecord
 from llmsys.dataset.token_shards import compute_file_digest
@@ -56,7 +56,7 @@ class Journal:
         if row is None or not self._is_current(name, key, *row[:3]):
             return False
         if row[3] != position:
-            with self._open_journal() as journal:
+            with self.open_file() as journal:
                 self._take_position(journal, name, position)
         return True
 
@@ -76,7 +76,7 @@ class Journal:
         size, modified_ns, inode, digest = stamp
         # An inode may have more bits than a number of SQLite.
         row = (os.fsencode(path), size, modified_ns, str(inode), digest)
-        with self._open_journal() as journal:
+        with self.open_file() as journal:
             journal.execute("insert or replace into input values (?, ?, ?, ?, ?)", row)
 
     def save_record(
@@ -108,7 +108,7 @@ class Journal:
     ) -> None:
         """Record a finished task. A provisional record is found by no later run."""
         # In one transaction: a record without a position would be removed as stale.
-        with self.hold_changes(), self._open_journal() as journal:
+        with self.hold_changes(), self.open_file() as journal:
             if position is not None:
                 _clear_position(journal, name, position)
             _insert_record(journal, name, record, is_provisional, position)
@@ -123,14 +123,14 @@ class Journal:
         if self._is_batch or not self._stays_open:
             yield
             return
-        with self._open_journal() as journal:
+        with self.open_file() as journal:
             journal.execute("begin")
         self._is_batch = True
         try:
             yield
         finally:
             self._is_batch = False
-            with self._open_journal() as journal:
+            with self.open_file() as journal:
                 if journal.in_transaction:  # not after an error of the disk
                     journal.execute("commit")
 
@@ -138,11 +138,16 @@ class Journal:
         """Return the identity that an input with this size, time and inode was given; None if it
         changed or is new.
         """
-        with self._open_journal() as journal:
+        with self.open_file() as journal:
             query = "select size, modified_ns, inode, digest from input where path = ?"
             known = journal.execute(query, (os.fsencode(path),)).fetchone()
         is_same = known is not None and known[:3] == (*stamp[:2], str(stamp[2]))
         return str(known[3]) if is_same else None
+
+    def find_latest(self, name: str) -> TaskRecord | None:
+        """Return the record of a task with whatever key; its outputs are not looked at."""
+        row = self._find_row(name, "key, outputs, result, is_provisional")
+        return None if row is None or row[3] else _build_record(*row[:3])
 
     def find_result(self, name: str) -> dict[str, Any] | None:
         """Return the result of a task as an earlier run left it, with whatever key."""
@@ -159,7 +164,7 @@ class Journal:
         Returns:
             The digest of its content; "" if it is unreadable.
         """
-        with self._open_journal() as journal:
+        with self.open_file() as journal:
             query = "select size, modified_ns, inode, digest from input where path = ?"
             known = journal.execute(query, (os.fsencode(path),)).fetchone()
         try:
@@ -176,7 +181,7 @@ class Journal:
 
     def remove_stale_records(self, stage: str, count: int) -> None:
         """Remove the records of a stage that are none of its `count` tasks."""
-        with self._open_journal() as journal:
+        with self.open_file() as journal:
             journal.execute(
                 "delete from record where stage = ? and (position is null or position >= ?)",
                 (stage, count),
@@ -185,7 +190,7 @@ class Journal:
 
     def read_records(self, stage: str, first: int, count: int) -> list[TaskRecord]:
         """Read records of consecutive tasks of a stage, in order of position."""
-        with self._open_journal() as journal:
+        with self.open_file() as journal:
             rows = journal.execute(
                 "select key, outputs, result from record where stage = ? and position >= ? and "
                 "position < ? order by position",
@@ -197,7 +202,7 @@ class Journal:
         """List the names of the tasks of a stage whose record has no key, because they were
         quarantined.
         """
-        with self._open_journal() as journal:
+        with self.open_file() as journal:
             rows = journal.execute(
                 "select item from record where stage = ? and key = ''", (stage,)
             ).fetchall()
@@ -207,13 +212,13 @@ class Journal:
         """Return whether there is a record of a stage, or of one of its items, with any key."""
         condition = "stage = ?" if item is None else "stage = ? and item = ?"
         values = (stage,) if item is None else (stage, os.fsencode(item))
-        with self._open_journal() as journal:
+        with self.open_file() as journal:
             query = f"select 1 from record where {condition} limit 1"
             return journal.execute(query, values).fetchone() is not None
 
     def iter_output_names(self, stage: str) -> Iterator[str]:
         """Yield the names of the outputs of all records of a stage."""
-        with self._open_journal() as journal:
+        with self.open_file() as journal:
             for (outputs,) in journal.execute(
                 "select outputs from record where stage = ?", (stage,)
             ):
@@ -225,7 +230,7 @@ class Journal:
         it.
         """
         if self._connection is not None:
-            with self._open_journal() as journal:
+            with self.open_file() as journal:
                 self._packs.save_stamps(journal)
         self._stays_open = False
         self._close_connection()
@@ -235,7 +240,7 @@ class Journal:
             self._connection.close()
             self._connection = None
 
-    def _open_journal(self) -> "_OpenJournal":
+    def open_file(self) -> "_OpenJournal":
         """Give the connection to a `with` block."""
         return self._open
 
@@ -255,15 +260,15 @@ class Journal:
     def _take_position(self, journal: sqlite3.Connection, name: str, position: int) -> None:
         """Give a position of a stage to one of its records, and to no other."""
         _clear_position(journal, name, position)
-        stage, item = _split_name(name)
+        stage, item = split_task_name(name)
         journal.execute(
             "update record set position = ? where stage = ? and item = ?", (position, stage, item)
         )
 
     def _find_row(self, name: str, columns: str) -> Any:
-        with self._open_journal() as journal:
+        with self.open_file() as journal:
             return journal.execute(
-                f"select {columns} from record where stage = ? and item = ?", _split_name(name)
+                f"select {columns} from record where stage = ? and item = ?", split_task_name(name)
             ).fetchone()
 
     def _is_current(
@@ -271,24 +276,27 @@ class Journal:
     ) -> bool:
         if found != key or is_provisional:
             return False
-        if all(map(self._is_unchanged, _parse_outputs(outputs))):
+        if all(map(self.is_unchanged, _parse_outputs(outputs))):
             return True
         # Other bytes may come to the place in a pack that the record names.
-        with self._open_journal() as journal:
-            journal.execute("delete from record where stage = ? and item = ?", _split_name(name))
+        with self.open_file() as journal:
+            journal.execute(
+                "delete from record where stage = ? and item = ?", split_task_name(name)
+            )
         return False
 
-    def _is_unchanged(self, output: TaskOutput) -> bool:
+    def is_unchanged(self, output: TaskOutput) -> bool:
+        """Return whether an output is as its record says."""
         if (part := parse_packed_name(output.name)) is not None:
             return self._packs.is_intact(*part)
         staged = find_output(self.folder, output.name)
         path = self.folder / output.name
         # After an interrupted rerun the staged or the published file may match the record.
         if staged != path:
-            if _is_same(staged, output):
+            if is_unchanged_file(staged, output):
                 return True
             discard_stale(self.folder, output.name)  # its task was killed before it wrote a record
-        return _is_same(path, output)
+        return is_unchanged_file(path, output)
 
 
 class _OpenJournal:
@@ -351,9 +359,15 @@ def require_journal_version(folder: Path) -> None:
         journal.list_unfinished("")
 
 
-def _split_name(name: str) -> tuple[str, bytes]:
+def split_task_name(name: str) -> tuple[str, bytes]:
     """Return the stage and the item of a task. Names of input files may hold bytes that are not
     UTF-8.
+
+    Args:
+        name: STAGE/ITEM.
+
+    Returns:
+        The stage, and the item as the journal has it.
     """
     stage, item = name.split("/", 1)
     return stage, os.fsencode(item)
@@ -380,7 +394,7 @@ def _insert_record(
         "(stage, item, position, key, outputs, result, is_provisional) values "
         "(?, ?, ?, ?, ?, ?, ?)",
         (
-            *_split_name(name),
+            *split_task_name(name),
             position,
             record.key,
             json.dumps(
@@ -393,20 +407,6 @@ def _insert_record(
             is_provisional,
         ),
     )
-
-
-def _is_same(path: Path, output: TaskOutput) -> bool:
-    """Return whether a file has the size and the time or digest of its record."""
-    try:
-        status = path.stat()
-        if status.st_size != output.size:
-            return False
-        # Copied folders have other times: compare contents before running the task again.
-        return (
-            status.st_mtime_ns == output.modified_ns or compute_file_digest(path) == output.digest
-        )
-    except OSError:
-        return False
 
 
 def _parse_outputs(text: str) -> list[TaskOutput]:

@@ -31,6 +31,20 @@ _TABLES = """
         inode text,
         digest text
     ) without rowid;
+    create table if not exists earlier (
+        stage text not null,
+        item blob not null,
+        key text not null,
+        outputs text not null,
+        result blob not null,
+        turn integer not null,
+        primary key (stage, item, key)
+    );
+    create table if not exists setting (
+        number integer primary key,
+        stage text not null,
+        text text not null
+    );
 """
 
 

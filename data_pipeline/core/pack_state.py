@@ -1,4 +1,4 @@
-"""Parts of packs that are still what the journal says.
+"""Parts of packs, and files, that are still what the journal says.
 
 Reads the packs of a dataset folder, and the table `pack` of its journal: size and time of each pack
 when its last part was recorded.
@@ -9,19 +9,25 @@ Invariants:
       their checksum. What follows the last complete part is cut off.
 """
 
+from __future__ import annotations
+
 import sqlite3
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from llmsys.dataset.token_shards import compute_file_digest
 from llmsys.storage.pack_files import (
     FIRST_START,
     cut_torn_tail,
     list_intact_parts,
     parse_packed_name,
 )
+
+if TYPE_CHECKING:
+    from llmsys.data_pipeline.core.task_record import TaskOutput
 
 PACK_TABLE = """
     create table if not exists pack (
@@ -118,3 +124,25 @@ class PackStates:
         if is_sound:
             self._latest[name] = (status.st_size, status.st_mtime_ns)
         return _State(status.st_size, intact, is_sound)
+
+
+def is_unchanged_file(path: Path, output: TaskOutput) -> bool:
+    """Return whether a file has the size and the time or digest of its record.
+
+    Args:
+        path: The file.
+        output: Its record.
+
+    Returns:
+        False if it is another file, or cannot be read.
+    """
+    try:
+        status = path.stat()
+        if status.st_size != output.size:
+            return False
+        # Copied folders have other times: compare contents before running the task again.
+        return (
+            status.st_mtime_ns == output.modified_ns or compute_file_digest(path) == output.digest
+        )
+    except OSError:
+        return False

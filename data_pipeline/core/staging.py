@@ -24,6 +24,7 @@ from llmsys.dataset.manifest import MANIFEST_NAME
 STAGING = "staging"
 JOURNAL = "journal"
 LISTS = "lists"
+SCORES = "scores"  # in work/: what models gave to texts, which no task lists as its output
 PUBLIC_FOLDERS = frozenset({"documents", "dropped", "decontamination", "tokenizer", "tokens"})
 
 

@@ -17,6 +17,7 @@ from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     AnnotatorConfig,
     BadWordsConfig,
+    EncoderClassifierConfig,
     FastTextClassifierConfig,
     LinearClassifierConfig,
     MapperConfig,
@@ -141,6 +142,10 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
             package = "fasttext-predict"
             extra = "fasttext"
             instead = ""
+        case EncoderClassifierConfig():
+            package = "transformers"
+            extra = "encoder"
+            instead = ""
         case PerplexityConfig(backend="kenlm"):
             package = "kenlm"
             extra = "kenlm"
@@ -261,13 +266,31 @@ def require_resource_files(data: CrawlConfig) -> None:
                 f"{key}: {path} {what} (in {Path.cwd()}). Correct the path; relative paths start "
                 "in the working directory."
             )
-    for rule in data.rules:
-        if isinstance(rule, PythonRuleConfig):
+    for number, rule in enumerate(data.rules):
+        if isinstance(rule, EncoderClassifierConfig):
+            from llmsys.data_pipeline.rules.encoder_folder import read_encoder_folder
+
+            read_encoder_folder(rule, f"data.rules.{number}")
+            _require_score_column(data, rule.title)
+        elif isinstance(rule, PythonRuleConfig):
             load_python_rule(rule)
         elif isinstance(rule, AnnotatorConfig):
             load_python_annotator(rule)
         elif isinstance(rule, MapperConfig):
             load_python_mapper(rule)
+
+
+def _require_score_column(data: CrawlConfig, title: str) -> None:
+    """Raise ConfigError for sampling by a column that a model does not make: it would be found
+    after hours of scoring.
+    """
+    for number, sampling in enumerate(data.sampling):
+        column = sampling.column
+        if column.startswith(f"{title}.") and column != f"{title}.score":
+            raise ConfigError(
+                f"data.sampling.{number}.column: the rule {title} makes no column {column}. Its "
+                f"column is {title}.score."
+            )
 
 
 def compute_file_digests(journal: Journal, files: Sequence[Path]) -> list[str]:

@@ -9,6 +9,7 @@ Invariants:
     - An input that fails every attempt is quarantined; the dataset is made without it.
 """
 
+import shutil
 import time
 from array import array
 from collections import Counter, defaultdict
@@ -25,8 +26,15 @@ from llmsys.config.executor import (
     RayExecutorConfig,
     SlurmExecutorConfig,
 )
+from llmsys.data_pipeline.core.earlier_results import EarlierResults
 from llmsys.data_pipeline.core.journal import Journal
-from llmsys.data_pipeline.core.staging import JOURNAL, OutputNames, begin_change, publish_staged
+from llmsys.data_pipeline.core.staging import (
+    JOURNAL,
+    SCORES,
+    OutputNames,
+    begin_change,
+    publish_staged,
+)
 from llmsys.data_pipeline.core.task_record import TaskRecord
 from llmsys.data_pipeline.executors.base import (
     EagerTaskEvent,
@@ -218,7 +226,9 @@ class StageRunner:
         """
         self.folder = folder
         self.journal = Journal(folder)
+        self.earlier = EarlierResults(self.journal, executor.earlier_results_bytes)
         self.num_run = self.num_reused = 0
+        self._stages = set[str]()  # those that have run
         self._early: Counter[str] = Counter()  # tasks that ran before their stage, by stage
         self._config = executor
         self._task_seconds = (
@@ -266,16 +276,24 @@ class StageRunner:
                     stage.has_packed |= is_packed
                     if not is_packed:
                         self._outputs.add(output)
-                is_done = self.journal.has_record(task.name, task.compute_key(code), index)
+                key = task.compute_key(code)
+                is_done = self.journal.has_record(
+                    task.name, key, index
+                ) or self.earlier.restore_result(task.name, key, index)
+                if not is_done:
+                    self.earlier.keep_result(task.name)
                 stage.add_amount(task, None if is_done else index)
         self.num_reused += max(0, len(tasks) - len(stage.missing) - self._early[name])
         if stage.missing:
             begin_change(self.folder)
             queues = self._executor.eager_jobs
-            self._run_tasks(
-                stage, EagerTasks(self.folder, self.journal, next_stage, queues, self._task_seconds)
+            eager_tasks = EagerTasks(
+                self.journal, self.earlier, next_stage, queues, self._task_seconds
             )
+            self._run_tasks(stage, eager_tasks)
         self._quarantine.remove_others(name, self.journal.list_unfinished(name))
+        self._stages.add(name)
+        self.earlier.keep_stage(name, len(tasks))
         self.journal.remove_stale_records(name, len(tasks))
         if stage.has_packed:
             self._add_packed_outputs(name)
@@ -289,6 +307,15 @@ class StageRunner:
                 self._outputs.add(name)
             else:
                 self._packs.add(part[0])
+
+    def remove_earlier_results(self) -> None:
+        """Keep no more results of earlier configs than the config allows, and their packs."""
+        if not self._config.earlier_results_bytes:
+            shutil.rmtree(self.folder / "work" / SCORES, ignore_errors=True)
+        if self.num_run or self.earlier.is_changed:
+            self.earlier.keep_other_stages(self._stages)
+        self.earlier.remove_oldest()
+        self._packs.update(self.earlier.iter_packs())
 
     def record_core_pages(self, counts: Mapping[str, int]) -> None:
         """Write an event with the number of pages, of those that the compiled core extracted, and
@@ -309,12 +336,12 @@ class StageRunner:
         longer configured.
 
         Encoded documents are no orphans: a run that ends before the tokens does not list them; the
-        next run needs them.
+        next run needs them. Nor are scores of models, which no task lists.
         """
         folders = {self.folder / folder for folder in self._outputs.folders}
         work = self.folder / "work"
         folders |= (
-            {folder for folder in work.iterdir() if folder.name != "encoded"}
+            {folder for folder in work.iterdir() if folder.name not in ("encoded", SCORES)}
             if work.is_dir()
             else set()
         )

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from llmsys.config.executor import ExecutorConfig
+from llmsys.data_pipeline.core.earlier_results import EarlierResults
 from llmsys.data_pipeline.core.journal import Journal, compute_json_digest
 from llmsys.data_pipeline.core.task_record import (
     ChainedJob,
@@ -249,15 +250,16 @@ class EagerTasks:
 
     def __init__(
         self,
-        folder: Path,
         journal: Journal,
+        earlier: EarlierResults,
         next_stage: NextStage | None,
         queues: EagerJobs | None,
         seconds: float,
     ) -> None:
         """Fill `queues`, the executor's, with tasks that may take `seconds` each (0: any time)."""
-        self.folder = folder
+        self.folder = journal.folder
         self.journal = journal
+        self._earlier = earlier
         self.queues = queues
         has_chain = next_stage is not None and next_stage.build_following is not None
         self.next_stage = next_stage if queues is not None or has_chain else None
@@ -396,6 +398,7 @@ class EagerTasks:
                 queue = (
                     self.queues.next_jobs if stage is self.next_stage else self.queues.later_jobs
                 )
+                self._earlier.keep_result(task.name)
                 queue.append((self._submitted, self.build_job(task, stage.then)))
                 self._steps[self._submitted] = _SubmittedTask(task, stage)
                 self.open[stage.stage] += 1

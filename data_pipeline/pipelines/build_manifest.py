@@ -231,6 +231,7 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
         The published manifest. A dataset that is complete already is not touched.
     """
     folder = runner.folder
+    runner.remove_earlier_results()
     leftovers = runner.find_orphaned_files()
     present = _find_manifest(runner.folder)
     if present is not None and _is_up_to_date(present, manifest):

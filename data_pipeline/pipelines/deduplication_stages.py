@@ -49,6 +49,7 @@ from llmsys.data_pipeline.graph.stage_runner import StageRunner
 from llmsys.data_pipeline.graph.tasks import Stage, Task
 from llmsys.data_pipeline.language.rules_by_language import get_character_dedup_flags
 from llmsys.data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
+from llmsys.data_pipeline.pipelines.earlier_configs import add_earlier_signatures
 from llmsys.data_pipeline.stages.compute_signatures import (
     DOCUMENT_SCHEMA,
     write_group_documents,
@@ -304,6 +305,8 @@ class DeduplicationStages:
         ) -> Task:
             dropped = self.get_output_paths(decisions)
             following = self._build_signature_job(stage, relations, number, dropped, name)
+            if not decisions:
+                following = add_earlier_signatures(self.runner, following, name, settings)
             rows = sum(rows for _, rows in record.result["kept_batches"])
             depends_on = [record.digests[0], [decision.digests for decision in decisions], settings]
             job = following.bind_source(record.outputs[0].name)

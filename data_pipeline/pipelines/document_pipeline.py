@@ -14,6 +14,7 @@ from functools import cache, cached_property, partial
 from typing import Any, Literal
 
 from llmsys.config.cleaning import PiiReplacementConfig, ReadConfig
+from llmsys.config.custom_rules import EncoderClassifierConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import parse_language_rules
 from llmsys.config.python_code import compute_code_digest
@@ -22,7 +23,7 @@ from llmsys.data_pipeline.core.funnel import PII
 from llmsys.data_pipeline.core.input_columns import ChosenColumns, choose_columns
 from llmsys.data_pipeline.core.input_fields import FieldCounts
 from llmsys.data_pipeline.core.journal import EncodedJson, compute_json_digest
-from llmsys.data_pipeline.core.staging import get_write_path
+from llmsys.data_pipeline.core.staging import SCORES, get_write_path
 from llmsys.data_pipeline.core.task_record import (
     EXTRACTED,
     FollowingJob,
@@ -55,6 +56,7 @@ from llmsys.data_pipeline.pipelines.dataset_state import (
     has_cleaning,
 )
 from llmsys.data_pipeline.pipelines.deduplication_stages import DeduplicationStages
+from llmsys.data_pipeline.pipelines.earlier_configs import EarlierFilterings
 from llmsys.data_pipeline.pipelines.output_stages import (
     run_encoding_stage,
     run_export_stage,
@@ -387,6 +389,8 @@ class DocumentPipeline:
         """Return the job that filters a block by its name."""
         kept, dropped = f"work/filtered.packs/{name}", f"work/filtered.dropped.packs/{name}"
         paths: dict[str, str | dict[str, str]] = {"kept": kept, "dropped": dropped}
+        if any(isinstance(rule, EncoderClassifierConfig) for rule in self.data.rules):
+            paths["scores"] = f"work/{SCORES}"
         job = StageJob(apply_rules_to_file, self._filter_arguments, {}, self.folder, paths)
         return FollowingJob("filter", job, (kept, dropped))
 
@@ -412,9 +416,10 @@ class DocumentPipeline:
         settings["rules"] = self.rules
         settings["files"] = self._rule_files
         encoded = EncodedJson.from_value(settings)
+        earlier = EarlierFilterings(self.runner, encoded.text)
 
         def build_task(extracted: TaskRecord, name: str) -> Task:
-            following = self._build_filter_job(name)
+            following = earlier.add_result(self._build_filter_job(name), extracted, name)
             counts = extracted.result
             pages = counts["pages"]
             html_bytes = counts["html_bytes"]

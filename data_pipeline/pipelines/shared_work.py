@@ -39,10 +39,12 @@ def list_shared_stages(source: CrawlConfig, target: CrawlConfig) -> Sequence[str
         target: The config of the one that begins.
 
     Returns:
-        Names of stages that write packs, in order; none where the texts differ.
+        Names of stages that write packs, in order; none where the texts differ. Where only rules
+        differ, filtered files are among them: other thresholds start from what those hold.
     """
     for sections, stages in (
         (FILTER_SECTIONS, _FILTER_STAGES),
+        (FILTER_SECTIONS - {"rules"}, (*_EXTRACTION_STAGES, "filter")),
         (EXTRACTION_SECTIONS, _EXTRACTION_STAGES),
     ):
         chosen = set(sections)
@@ -109,6 +111,8 @@ def _copy_records(
         kept = [(name,) for name in packs]
         journal.execute("create temporary table own_pack (name text primary key)")
         journal.executemany("insert into own_pack values (?)", kept)
+        # Their files are not taken over, and their packs may not be.
+        journal.execute("delete from earlier")
         journal.execute("delete from pack where name not in (select name from own_pack)")
         count = int(journal.execute("select count(*) from record").fetchone()[0])
         journal.execute("commit")

@@ -18,6 +18,7 @@ from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     AnnotatorConfig,
     BadWordsConfig,
+    EncoderClassifierConfig,
     FastTextClassifierConfig,
     LinearClassifierConfig,
     MapperConfig,
@@ -137,6 +138,10 @@ def build_rule(
             from llmsys.data_pipeline.rules.classifier import ClassifierRule
 
             return models.get(config) or models.setdefault(config, ClassifierRule(config))
+        case EncoderClassifierConfig():
+            from llmsys.data_pipeline.rules.encoder_classifier import EncoderClassifierRule
+
+            return models.get(config) or models.setdefault(config, EncoderClassifierRule(config))
         case PerplexityConfig():
             from llmsys.data_pipeline.rules.perplexity import PerplexityRule
 
@@ -206,6 +211,10 @@ def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequenc
             from llmsys.data_pipeline.rules.classifier import list_classifier_thresholds
 
             return list_classifier_thresholds(config)
+        case EncoderClassifierConfig():
+            from llmsys.data_pipeline.rules.encoder_folder import list_score_limits
+
+            return list_score_limits(config)
         case PerplexityConfig():
             from llmsys.data_pipeline.rules.perplexity import list_perplexity_thresholds
 

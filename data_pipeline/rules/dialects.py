@@ -10,6 +10,7 @@ from typing import assert_never, get_args
 from llmsys.config.custom_rules import (
     AnnotatorConfig,
     BadWordsConfig,
+    EncoderClassifierConfig,
     FastTextClassifierConfig,
     LinearClassifierConfig,
     MapperConfig,
@@ -79,6 +80,7 @@ def _translate_to_dialect(rules: Sequence[RuleConfig], dialect: str) -> dict[str
                 | BadWordsConfig()
                 | FastTextClassifierConfig()
                 | LinearClassifierConfig()
+                | EncoderClassifierConfig()
                 | PerplexityConfig()
                 | PythonRuleConfig()
                 | AnnotatorConfig()

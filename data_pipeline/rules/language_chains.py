@@ -36,7 +36,7 @@ _CHUNK_CHARACTERS = 16
 NO_RULES = {DEFAULT: LanguageRules(words=SpacedWordsConfig(), rules=())}
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def get_language_chains(rules: str, files: tuple[str, ...] = ()) -> "LanguageRuleChains":
     """Return the rule chains of a process, cached across files because they cache how words are
     split.

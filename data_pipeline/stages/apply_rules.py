@@ -12,6 +12,8 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ from llmsys.data_pipeline.core.document_schema import (
     PartitionWriter,
     add_fields_column,
     build_document_schema,
+    concat_batches,
     count_text_bytes,
 )
 from llmsys.data_pipeline.core.funnel import (
@@ -44,6 +47,7 @@ from llmsys.dataset.token_shards import read_batches, read_schema
 if TYPE_CHECKING:
     from llmsys.data_pipeline.rules.language_chains import LanguageRuleChains
     from llmsys.data_pipeline.rules.rule import RuleOutcome
+    from llmsys.data_pipeline.stages.changed_thresholds import EarlierFiltering
 
 
 UNICODE = "unicode"
@@ -60,6 +64,9 @@ def apply_rules_to_file(
     config: CrawlConfig,
     rules: str,
     files: tuple[str, ...] = (),
+    earlier: EarlierFiltering | None = None,
+    earlier_files: Mapping[str, Path] | None = None,
+    scores: Path | None = None,
 ) -> dict[str, Any]:
     """Filter the texts of one input block. Progress is in pages.
 
@@ -72,16 +79,41 @@ def apply_rules_to_file(
         rules: Rules of each language, as `serialize_language_rules` writes them.
         files: Digests of the lists and models that the rules name. They key the cache of loaded
             rules.
+        earlier: What another config made of the same texts. The output does not depend on it.
+        earlier_files: Files of the documents that it `kept` and `dropped`.
+        scores: Folder of the scores that models gave, if a rule has such a model.
 
     Returns:
         Funnel counts (`tally`), documents and bytes per language, and [document file, rows] of the
         batches in both files.
     """
+    with ExitStack() as stack:
+        if scores is not None:
+            from llmsys.data_pipeline.rules.encoder_classifier import ScoreFiles, keep_scores
+
+            stack.enter_context(keep_scores(ScoreFiles(scores, kept.name)))
+        paths = (source, kept, dropped)
+        if earlier is not None and earlier_files is not None:
+            before = (earlier, earlier_files)
+            found = _filter_changed(report, paths, config, (rules, files), before)
+            if found is not None:
+                return found
+        return _filter_all(report, paths, config, (rules, files))
+
+
+def _filter_all(
+    report: Report,
+    paths: tuple[Path, Path, Path],
+    config: CrawlConfig,
+    settings: tuple[str, tuple[str, ...]],
+) -> dict[str, Any]:
+    """Filter all texts of a block."""
     # not where the stage is only planned
     from llmsys.data_pipeline.rules.language_chains import get_language_chains
 
+    source, kept, dropped = paths
     document_filter = _DocumentFilter(
-        get_language_chains(rules, files), config.language, config.unicode
+        get_language_chains(*settings), config.language, config.unicode
     )
     columns = document_filter.chains.list_columns()
     limit = config.documents.batch_bytes
@@ -103,6 +135,68 @@ def apply_rules_to_file(
     return {
         "tally": document_filter.tally.to_dict(),
         "languages": {code: [documents[code], sizes[code]] for code in sorted(documents)},
+        "kept_batches": kept_writer.batches,
+        "dropped_batches": dropped_writer.batches,
+    }
+
+
+def _filter_changed(
+    report: Report,
+    paths: tuple[Path, Path, Path],
+    config: CrawlConfig,
+    settings: tuple[str, tuple[str, ...]],
+    before: tuple[EarlierFiltering, Mapping[str, Path]],
+) -> dict[str, Any] | None:
+    """Filter only the documents whose verdict may be another one than under an earlier config.
+    Return None where that is not possible.
+    """
+    from llmsys.data_pipeline.rules.language_chains import get_language_chains
+    from llmsys.data_pipeline.stages.changed_thresholds import compare_rules, take_over_rows
+
+    source, kept, dropped = paths
+    earlier, files = before
+    changes = compare_rules(earlier.rules, settings[0])
+    taken = changes and take_over_rows(source, files, changes)
+    if not changes or not taken:
+        return None
+    tally = FunnelCounts(earlier.result["tally"])
+    tally.drops.clear()  # counted anew, because their examples are those with the smallest ids
+    batch = taken.kept
+    drops: list[dict[str, Any]] = []
+    titles = [rule.title for rule in next(iter(changes.values()))]
+    if taken.texts.num_rows:
+        filters = [
+            _DocumentFilter(get_language_chains(text, own), config.language, config.unicode)
+            for text, own in ((settings[0], settings[1]), (earlier.rules, settings[1]))
+        ]
+        reached = filters[0].select_documents(taken.texts, drops)
+        if drops or reached.num_rows != taken.texts.num_rows:
+            return None  # they reached the rules before
+        found, drops = filters[0].filter_selected(reached, [])
+        filters[1].filter_selected(reached, [])
+        if found.schema != batch.schema:
+            return None
+        batch = concat_batches([batch, found])
+        for title in titles:
+            tally.replace_stage(title, filters[1].tally, filters[0].tally)
+    rows = concat_batches([taken.dropped, pa.RecordBatch.from_pylist(drops, taken.dropped.schema)])
+    tally.add_drops(rows.to_pylist())
+    limit = config.documents.batch_bytes
+    shards = config.documents.num_shards
+    with (
+        PartitionWriter(kept, batch.schema, shards, limit) as kept_writer,
+        PartitionWriter(dropped, rows.schema, shards, limit) as dropped_writer,
+    ):
+        for kept_rows, dropped_rows in zip(
+            taken.places.iter_batches(batch), taken.places.iter_batches(rows), strict=True
+        ):
+            kept_writer.write(kept_rows)
+            order = np.argsort(dropped_rows.column("offset").to_numpy(), kind="stable")
+            dropped_writer.write(dropped_rows.take(pa.array(order)))
+            report(kept_rows.num_rows + dropped_rows.num_rows, dropped_rows.num_rows)
+    return {
+        "tally": tally.to_dict(),
+        "languages": earlier.result["languages"],
         "kept_batches": kept_writer.batches,
         "dropped_batches": dropped_writer.batches,
     }
@@ -162,7 +256,16 @@ class _DocumentFilter:
 
     def filter_batch(self, texts: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
         """Return the documents that stay and the rows of those that do not."""
-        batch, drops = self.filter_texts(texts)
+        drops: list[dict[str, Any]] = []
+        return self.filter_selected(self.select_documents(texts, drops), drops)
+
+    def filter_selected(
+        self, batch: pa.RecordBatch, drops: list[dict[str, Any]]
+    ) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
+        """Return what the rules keep of documents in a wanted language as rows of the output, and
+        all drops.
+        """
+        batch = self._apply_chains(batch, drops)
         if MARKDOWN in batch.schema.names:
             batch = _replace_by_markdown(batch)
         return _select_document_columns(batch), drops
@@ -172,15 +275,26 @@ class _DocumentFilter:
         Documents keep the columns of extracted texts.
         """
         drops: list[dict[str, Any]] = []
+        return self._apply_chains(self.select_documents(texts, drops), drops), drops
+
+    def select_documents(
+        self, texts: pa.RecordBatch, drops: list[dict[str, Any]]
+    ) -> pa.RecordBatch:
+        """Return the documents in a wanted language, and add the rows of the others to `drops`."""
         batch = self._repair_unicode(
             self._drop_failed_extractions(self._drop_rejected_urls(texts, drops), drops)
         )
-        batch = self._filter_by_language(batch, drops)
+        return self._filter_by_language(batch, drops)
+
+    def _apply_chains(self, batch: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+        """Return what the rules keep of documents in a wanted language, and add the rows of the
+        others to `drops`.
+        """
         if MARKDOWN in batch.schema.names:
             batch = batch.append_column(_EXTRACTED, batch.column("text"))
         for outcome in self.chains.apply(batch.column("text"), batch.column("language"), batch):
             batch = self._apply_outcome(outcome, batch, drops)
-        return batch, drops
+        return batch
 
     def _drop_rejected_urls(
         self, texts: pa.RecordBatch, drops: list[dict[str, Any]]

@@ -60,6 +60,7 @@ def write_signatures(
     url: UrlDedupConfig | None,
     minhash: MinHashDedupConfig | None,
     unspaced: Sequence[str],
+    earlier: Mapping[str, Path] | None = None,
 ) -> dict[str, Any]:
     """Write documents and keys of one filtered file. Progress is in documents.
 
@@ -73,10 +74,17 @@ def write_signatures(
         url: Ranking of captures of one URL. None without URL comparison.
         minhash: MinHash parameters. None without near duplicates.
         unspaced: Languages in which each character counts as a word.
+        earlier: What an earlier config computed of a filtered file of the same block, by name:
+            `source`, `documents` and `keys.…` by relation. The output does not depend on it.
 
     Returns:
         Number of rows, and number of keys by relation.
     """
+    known = None
+    if earlier is not None:
+        from llmsys.data_pipeline.stages.known_signatures import read_known_signatures
+
+        known = read_known_signatures(source, earlier)
     gone = read_dropped_rows(dropped, number)
     row = 0
     with ExitStack() as stack:
@@ -94,21 +102,26 @@ def write_signatures(
             )
             rows = np.arange(row, row + batch.num_rows)
             stays = mask_remaining_rows(rows, gone)
+            if known is not None:
+                stays &= ~known.mask_rows(rows)
             batch = batch.filter(pa.array(stays))
             rows = rows[stays]
+            found = dict[str, Columns]()
             if "url" in writers and url is not None:
-                writers["url"].write(_build_url_items(batch, rows, url))
+                found["url"] = _build_url_items(batch, rows, url)
             if "exact" in writers:
-                writers["exact"].write(
-                    _build_items(
-                        hash_texts(batch.column("text").to_pylist()),
-                        rows,
-                        *_compute_id_ranks(batch),
-                    )
+                found["exact"] = _build_items(
+                    hash_texts(batch.column("text").to_pylist()), rows, *_compute_id_ranks(batch)
                 )
             if "minhash" in writers and minhash is not None:
-                writers["minhash"].write(
-                    _compute_bucket_keys(_space_unspaced_texts(batch, unspaced), rows, minhash)
+                found["minhash"] = _compute_bucket_keys(
+                    _space_unspaced_texts(batch, unspaced), rows, minhash
+                )
+            for name, columns in found.items():
+                writers[name].write(
+                    columns
+                    if known is None
+                    else known.add_keys(name, columns, row, row + len(stays))
                 )
             row += len(stays)
             report(len(stays), 0)

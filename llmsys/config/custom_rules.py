@@ -125,6 +125,48 @@ class LinearClassifierConfig(_ClassifierConfig):
     kind: Literal["linear_classifier"] = "linear_classifier"
 
 
+class EncoderClassifierConfig(NamedRuleConfig):
+    """A sequence classification model of Hugging Face: a folder with config.json, weights and
+    tokenizer, such as `FineWeb-Edu` scores are made with. Without limits it drops nothing: its
+    score is a column, as of an annotator.
+    """
+
+    kind: Literal["encoder_classifier"] = "encoder_classifier"
+    model: LocalPath = Field(
+        description="Folder of the model; relative paths start in the working directory."
+    )
+    label: str = Field(
+        "", description="Label to score, as named in the model. Empty: the only one."
+    )
+    min_score: float | None = Field(
+        None, description="Minimum score; documents below are dropped. null: none is."
+    )
+    max_score: float | None = Field(
+        None, description="Maximum score; documents above are dropped. null: none is."
+    )
+    max_tokens: int = Field(
+        512, ge=2, description="Tokens of a text that are read, from its start, with special ones."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; auto: on a GPU where the process sees one."
+    )
+    batch_size: int = Field(
+        32, ge=1, description="Texts at a time on a GPU. On a CPU each text is scored alone."
+    )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files of the model, as far as they decide its scores; config.json if it is missing."""
+        found = sorted(
+            path
+            for path in (self.model.iterdir() if self.model.is_dir() else ())
+            if path.is_file() and (path.suffix in _MODEL_FILES or path.name == "merges.txt")
+        )
+        return tuple(found) or (self.model / "config.json",)
+
+
+_MODEL_FILES = frozenset({".json", ".safetensors", ".bin", ".model", ".txt"})
+
 Bucket = Literal["head", "middle", "tail"]
 
 

@@ -30,6 +30,14 @@ class _BaseExecutorConfig(Section):
         description="Delay before the second attempt, in seconds; doubles up to one minute.",
     )
 
+    earlier_results_bytes: int = Field(
+        10_000_000_000,
+        ge=0,
+        description="Maximum bytes of results of earlier configs to keep in the dataset folder, so "
+        "that a return to one of them takes seconds; those unused for longest go first. 0: remove "
+        "them.",
+    )
+
 
 class _ProcessExecutorConfig(_BaseExecutorConfig):
     """Executors that run a task in its own process, which a timeout can end."""

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from llmsys.config.custom_rules import (
     AnnotatorConfig,
     BadWordsConfig,
+    EncoderClassifierConfig,
     FastTextClassifierConfig,
     LinearClassifierConfig,
     MapperConfig,
@@ -241,6 +242,7 @@ RuleConfig = Annotated[
     | BadWordsConfig
     | FastTextClassifierConfig
     | LinearClassifierConfig
+    | EncoderClassifierConfig
     | PerplexityConfig
     | FinewebQualityConfig
     | NativeTextConfig

@@ -345,6 +345,30 @@ def list_intact_parts(path: Path) -> tuple[set[tuple[int, int]], bool]:
     return intact, is_sound
 
 
+def has_part(path: Path, start: int, length: int, digest: str) -> bool:
+    """Return whether a pack has a part, by its header: another pack may have come to the same path.
+
+    Args:
+        path: The pack.
+        start: First byte of the part.
+        length: Number of bytes.
+        digest: xxh3_128 of the bytes, in hex.
+
+    Returns:
+        False if the pack is missing, or another part is there.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(start - _ALIGNMENT)
+            header = file.read(_ALIGNMENT)
+            is_long = os.fstat(file.fileno()).st_size >= start + length
+    except OSError:
+        return False
+    fields = _HEADER.pack(_MAGIC, length, bytes.fromhex(digest))
+    check = _CHECK.pack(xxhash.xxh3_64_intdigest(fields))
+    return is_long and header == (fields + check).ljust(_ALIGNMENT, b"\0")
+
+
 def cut_torn_tail(path: Path) -> bool:
     """Cut off what a killed writer left at the end of a pack.
 

@@ -296,6 +296,8 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
         "min_score": 0.5}),
     _choose("data.rules[]", "linear_classifier", {"model": "model.npz", "label": "good",
         "min_score": 0.5}),
+    _choose("data.rules[]", "encoder_classifier", {"model": "judge", "label": "good",
+        "max_tokens": 64}),
     _choose("data.rules[]", "perplexity", {"model": "model.arpa", "backend": "arpa"}),
     _choose("data.rules[]", "python", {"path": f"{TEMPLATES}/rule.py:NoRecipes"}),
     _choose("data.rules[]", "annotator", {"path": f"{TEMPLATES}/annotator.py:Origin"}),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig, LocalExecutorConfig
+from llmsys.data_pipeline.core.earlier_results import EarlierResults
 from llmsys.data_pipeline.core.journal import Journal
 from llmsys.data_pipeline.core.task_record import (
     ChainedJob,
@@ -457,7 +458,8 @@ def test_one_task_may_enable_many_of_which_few_wait_at_a_time_and_their_own_succ
         lambda name, record: (build("extract", f"{name}.{n}") for n in range(5)),
         signatures,
     )
-    eager = EagerTasks(tmp_path, Journal(tmp_path), extract, queues, 7.0)
+    journal = Journal(tmp_path)
+    eager = EagerTasks(journal, EarlierResults(journal, 0), extract, queues, 7.0)
     assert queues.seconds == 7.0
     record = TaskRecord.from_result("", (), {})
     eager.journal.insert_record(

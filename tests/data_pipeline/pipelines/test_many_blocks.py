@@ -110,7 +110,13 @@ def test_a_rerun_with_other_settings_leaves_no_pack_that_nothing_needs(tmp_path:
         rules = [{"kind": "gopher_quality", "min_words": minimum, "min_stop_words": 0}]
         prepare_dataset(build_tiny_config(folder, paths, rules=rules, **ALL), until="documents")
     assert len([name for name in list_files(folder) if name.endswith(".pack")]) == 8
-    plain = {"deduplicate": {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}}
+    plain: dict[str, Any] = {
+        "deduplicate": {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}
+    }
+    prepare_dataset(build_tiny_config(folder, paths, rules=[], **plain), until="documents")
+    # What an earlier config made is kept until it may not be.
+    assert len([name for name in list_files(folder) if name.endswith(".pack")]) == 8
+    plain |= {"executor": {"kind": "inline", "earlier_results_bytes": 0}}
     prepare_dataset(build_tiny_config(folder, paths, rules=[], **plain), until="documents")
     kinds = {name.split("/")[1] for name in list_files(folder) if name.endswith(".pack")}
     assert kinds == {

@@ -12,6 +12,7 @@ from llmsys.config.data import CrawlConfig
 from llmsys.data_pipeline.pipelines import shared_work
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.data_pipeline.pipelines.shared_work import list_shared_stages, take_over_tasks
+from llmsys.data_pipeline.stages import changed_thresholds
 from llmsys.dataset.token_shards import verify_checksums
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
@@ -69,6 +70,26 @@ def test_shared_stages_do_nothing_again_and_the_bytes_are_those_of_a_new_dataset
     prepare_dataset(build_tiny_config(copy, crawl))
     assert not any(count_tasks(copy).values())
     verify_checksums(copy)
+
+
+def test_other_thresholds_start_from_the_filtered_files_of_the_other_dataset(
+    whole: Path, crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = {"rules": [{"kind": "gopher_quality", "min_words": 60}]}
+    taken = []
+    take = changed_thresholds.take_over_rows
+
+    def note_rows(*arguments: Any) -> Any:
+        taken.append(take(*arguments))
+        return taken[-1]
+
+    monkeypatch.setattr(changed_thresholds, "take_over_rows", note_rows)
+    begin(tmp_path / "shared", whole, crawl, **rules)
+    prepare_dataset(build_tiny_config(tmp_path / "shared", crawl, **rules))
+    assert len(taken) == 3
+    assert all(taken)
+    prepare_dataset(build_tiny_config(tmp_path / "alone", crawl, **rules))
+    assert hash_files(tmp_path / "shared") == hash_files(tmp_path / "alone")
 
 
 def test_packs_are_linked_and_copied_where_the_file_system_has_no_links(

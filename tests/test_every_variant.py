@@ -76,7 +76,6 @@ NOT_EXPORTED = {
     "model.position.kind=none",
     "model.position.kind=transformer_xl",
     "model.position.scaling.kind=ntk",
-    "model.feed_forward.kind=silu",
     "model.feed_forward.kind=clamped_swiglu",
     "model.moe.expert.kind=relu",
     "model.moe.expert.kind=squared_relu",

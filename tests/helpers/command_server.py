@@ -11,8 +11,9 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 
@@ -28,13 +29,16 @@ class Answer(NamedTuple):
     err: str
 
 
-class NoTorch(MetaPathFinder):
-    """Refuses to import torch."""
+class NoTorch(MetaPathFinder, Loader):
+    """Refuses to import torch; that it is installed may be asked."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         if name == "torch":
-            raise LateAnswerError("torch is imported")
+            return ModuleSpec(name, self)
         return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        raise LateAnswerError("torch is imported")
 
 
 class CommandServer:

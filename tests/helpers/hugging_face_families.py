@@ -166,7 +166,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "glm4": ("glm4", "Glm4ForCausalLM", GROUPED | {"head_dim": 12, "attention_bias": False}),
     "gemma": ("gemma", "GemmaForCausalLM", GROUPED | {"head_dim": 12, "attention_bias": True}),
     "olmo3": ("olmo3", "Olmo3ForCausalLM", GROUPED | {"sliding_window": 5}),
-    "ministral": ("ministral", "MinistralForCausalLM", GROUPED | {"sliding_window": 5}),
+    "ministral": (
+        "ministral",
+        "MinistralForCausalLM",
+        GROUPED | {"sliding_window": 5, "head_dim": 10},
+    ),
     "starcoder2": ("starcoder2", "Starcoder2ForCausalLM", GROUPED | {"sliding_window": 5}),
     "cohere2": ("cohere2", "Cohere2ForCausalLM", GROUPED | {"sliding_window": 5}),
     "arcee": ("arcee", "ArceeForCausalLM", GROUPED | {"mlp_bias": True}),

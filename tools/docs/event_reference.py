@@ -195,6 +195,7 @@ FIELDS = {
     "tasks": "Number of tasks.",
     "timeout_seconds": "`train.hang_timeout_seconds`.",
     "tokens": "Tokens of the run so far.",
+    "tokens_done": "Tokens trained before a new budget.",
     "tokens_per_second": "Tokens of all ranks per second.",
     "tokens_per_step": "Tokens of a full step.",
     "trace": "File of the trace.",

@@ -147,13 +147,18 @@ def compute_curve(
         token_length: Bytes of a token of the text, by those of the ladder's text with as many
             pieces.
     """
-    worth = tokens
-    if tokens > unique_tokens:
-        worth = compute_effective_amount(tokens, unique_tokens, MUENNIGHOFF.token_decay)
+    worth = _weigh_repetitions(tokens, unique_tokens)
     ladder_bytes = shape.bytes_per_token * token_length
     same = worth * bytes_per_token / ladder_bytes
     nats: float = shape.e + shape.a / parameters**shape.alpha + shape.b / same**shape.beta
     return nats / math.log(2) / ladder_bytes
+
+
+def _weigh_repetitions(tokens: float, unique_tokens: float) -> float:
+    """Return the tokens of new text that teach as much as `tokens` over `unique_tokens`."""
+    if tokens > unique_tokens:
+        return compute_effective_amount(tokens, unique_tokens, MUENNIGHOFF.token_decay)
+    return tokens
 
 
 def _compute_published_share(trained_bytes: float) -> float:
@@ -172,9 +177,7 @@ def _predict_published_bits(
     """Return the loss of the published law in bits per byte of a text with other tokens; see
     `compute_curve`.
     """
-    worth = tokens
-    if tokens > unique_tokens:
-        worth = compute_effective_amount(tokens, unique_tokens, MUENNIGHOFF.token_decay)
+    worth = _weigh_repetitions(tokens, unique_tokens)
     own_bytes = PUBLISHED_TOKEN_BYTES * token_length
     nats = BESIROGLU.predict_loss(parameters, worth * bytes_per_token / own_bytes)
     return nats / math.log(2) / own_bytes

@@ -166,7 +166,12 @@ def test_the_documented_table_has_proven_training_configs_in_their_order(
 ) -> None:
     page = repository / "docs" / "measurements" / "dryrun.md"
     _, _, rest = page.read_text().partition(BEGIN)
-    rows = [line.split(" | ") for line in rest.partition(END)[0].splitlines()]
+    lines = rest.partition(END)[0].splitlines()
+    # A cell for each of 256 positions is too many operations; the page says so.
+    assert [line.split()[1] for line in lines if "not run to the end" in line] == [
+        "train/lstm-multi30k"
+    ]
+    rows = [line.split(" | ") for line in lines if "not run to the end" not in line]
     found = {row[0].removeprefix("| "): row[5] for row in rows if row[0].startswith("| train/")}
     shipped = [name for name in list_config_names() if name.startswith("train/")]
     assert list(found) == [name for name in shipped if name in found]

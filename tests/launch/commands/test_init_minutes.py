@@ -134,7 +134,10 @@ def test_the_config_has_the_promise_and_the_command_prints_it(
         (["model", "--minutes", "5"], "has its size already. Leave out the model"),
         (["data", "--minutes", "5"], "has its tokens already. Give the folder of its texts"),
         (["--template", "rule", "--output", "a.py", "--minutes", "5"], "Give one of the two."),
-        (["empty", "--minutes", "5"], "no text is kept of a sample of empty/*.txt"),
+        (
+            ["empty", "--minutes", "5"],
+            "promises a loss on held-out documents, and empty/*.txt has 1",
+        ),
     ],
 )
 def test_what_has_no_minutes_is_refused(

@@ -201,7 +201,7 @@ def test_planted_tables_of_two_and_of_three_dimensions_are_named(length: int) ->
     )
     assert [
         f"table of positions by positions: blocks.* makes bfloat16 {shape}, 1 times in a "
-        "micro-batch, and no attention kernel of the layers needs one"
+        "micro-batch (<string>:tabulate), and no attention kernel of the layers needs one"
         for shape in ([length, length], [3, length, length])
     ] == list_differences(result)
 

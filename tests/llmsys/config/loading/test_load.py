@@ -124,7 +124,7 @@ def test_more_pieces_than_rows_are_refused(write: Write) -> None:
             "engine.zero_stage=1",
             "engine.zero_stage: unknown key here; it belongs to kind deepspeed. Set engine.kind",
         ),
-        ("train.zzz=1", "train.zzz: unknown key. Known here: tokens, precision,"),
+        ("train.zzz=1", "train.zzz: unknown key. Known here: tokens, fit_minutes,"),
         (
             "engine.kind=torhc",
             "engine.kind: 'torhc' is not torch, deepspeed or accelerate. Did you mean torch?",

@@ -97,6 +97,8 @@ def read_rope_of_two_kinds(
     sliding_base = sliding.read_optional_float("rope_theta") or sliding_base
     sliding.require_value("rope_type", "default", why="sliding-window layers have no rope scaling")
     scaling = read_scaling(old if old.values else full, fields)
+    # One RoPE for all layers has no second base.
+    is_one = is_shared and sliding_base == base and scaling["kind"] == "none"
     for inner in (full, sliding):
         nested.merge_section(inner)
     for outer in (nested, old):
@@ -104,16 +106,18 @@ def read_rope_of_two_kinds(
     values["position"] = {
         "kind": "rope",
         "theta": base,
-        "sliding_theta": sliding_base,
+        "sliding_theta": None if is_one else sliding_base,
         "scaling": scaling,
     }
 
 
 def write_rope_of_two_kinds(model: Values, keys: Values, **options: Any) -> None:
     """Write the keys of `read_rope_of_two_kinds`."""
-    sliding = {"rope_type": "default", "rope_theta": model["position"]["sliding_theta"]}
+    position = model["position"]
+    base = position["theta"] if position["sliding_theta"] is None else position["sliding_theta"]
+    sliding = {"rope_type": "default", "rope_theta": base}
     keys["rope_parameters"] = {
-        "full_attention": write_rope(model["position"]),
+        "full_attention": write_rope(position),
         "sliding_attention": sliding,
     }
 

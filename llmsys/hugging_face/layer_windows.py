@@ -151,12 +151,17 @@ def read_windows_with_rope(
         fields: reader of the config.json.
         values: values of the ModelConfig, changed in place.
         pattern: distance of the layers without a window, where transformers' class has no key for
-            it. None: the key's.
+            it. Layers without a window then have no RoPE either, whatever the others have. None:
+            the key's; and without a width all layers have RoPE.
     """
     layers = values["num_hidden_layers"]
+    width = fields.read_optional_int("sliding_window")
     if pattern is not None:
         fields.defaults = fields.defaults | {"sliding_window_pattern": pattern}
-    width = fields.read_optional_int("sliding_window")
+        if width is None:
+            fields.add_violation(
+                "sliding_window", "null would leave every layer without RoPE. Give a width."
+            )
     given = fields.values.get("sliding_window_pattern")
     if isinstance(given, str) or width is None:
         # such as LLLG, which layer_types repeats
@@ -180,7 +185,10 @@ def read_windows_with_rope(
 
 def write_windows_with_rope(model: Values, keys: Values, *, pattern: int | None = None) -> None:
     """Write the keys of `read_windows_with_rope`."""
-    keys["sliding_window"] = model["sliding_window"]
+    width = model["sliding_window"]
+    if pattern is not None and width is None:
+        width = model["max_position_embeddings"]  # no layer reads it, and the class asks for one
+    keys["sliding_window"] = width
     keys["layer_types"] = write_layer_types(model)
 
 

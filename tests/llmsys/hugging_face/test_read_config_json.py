@@ -117,6 +117,16 @@ def test_the_old_and_the_new_spelling_of_rotation_are_the_same(name: str) -> Non
     assert build_model_config(new) == published(name)
 
 
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "yarn", "factor": 8.0}])
+def test_olmo3_scales_the_layers_that_see_everything(scaling: dict[str, Any] | None) -> None:
+    values = {"model_type": "olmo3", "rope_theta": 3e5, "rope_scaling": scaling}
+    position = build_model_config(values).position
+    assert position.kind == "rope"
+    assert position.theta == 3e5
+    assert position.scaling.kind == ("none" if scaling is None else "yarn")
+    assert position.sliding_theta == (None if scaling is None else 3e5)
+
+
 def test_deepseek_v3_scales_its_scores_by_yarns_m_squared() -> None:
     model = published("deepseek-v3")
     assert model.attention.kind == "latent"

@@ -235,6 +235,11 @@ def test_a_llama_that_cannot_be_built_is_refused_by_name(
             "use_qk_norm: false is not supported: queries and keys have norms.",
         ),
         (
+            "cohere2",
+            {"sliding_window": None},
+            "sliding_window: null would leave every layer without RoPE. Give a width.",
+        ),
+        (
             "gemma3_text",
             {"rope_parameters": {"rope_theta": 1}},
             "rope_parameters.rope_theta: unknown field",

@@ -94,6 +94,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         "layer_types": ["full_attention", "sliding_attention"]}),
     ("starcoder2", GROUPED | {"sliding_window": 8, "residual_dropout": 0.1}),
     ("starcoder2", GROUPED | {"use_bias": False, "tie_word_embeddings": False}),
+    ("cohere2", GROUPED | {"layer_types": ["full_attention"] * 3}),
     ("cohere2", GROUPED | {"num_hidden_layers": 4, "sliding_window": 8, "attention_bias": True}),
     ("arcee", GROUPED | {"hidden_act": "relu2", "mlp_bias": True}),
     ("seed_oss", GROUPED | {"head_dim": 6, "attention_out_bias": True, "mlp_bias": True}),

@@ -28,7 +28,8 @@ def read_text_file(
     Yields:
         The document, or the reason why the file is none.
     """
-    content = _read_content(source, magic, max_text_bytes + len(_MARK))
+    reason = f"longer than {max_text_bytes} bytes: split it, one document per file"
+    content = _read_content(source, magic, max_text_bytes + len(_MARK), reason)
     if isinstance(content, SkippedRecord):
         yield content
         return
@@ -57,7 +58,8 @@ def read_html_file(
     Yields:
         The page, without URL and date, or the reason why the file is none.
     """
-    content = _read_content(source, magic, max_page_bytes)
+    reason = f"page longer than {max_page_bytes} bytes: raise data.read.max_page_bytes"
+    content = _read_content(source, magic, max_page_bytes, reason)
     if isinstance(content, SkippedRecord):
         yield content
         return
@@ -72,13 +74,13 @@ def read_html_file(
     )
 
 
-def _read_content(source: InputStream, magic: bytes, limit: int) -> bytes | SkippedRecord:
-    """Return the decoded bytes of a file, or why it has too many or damaged ones."""
-    too_long = SkippedRecord(
-        source.path,
-        0,
-        f"longer than {limit - len(_MARK)} bytes: split it, one document per file",
-    )
+def _read_content(
+    source: InputStream, magic: bytes, limit: int, reason: str
+) -> bytes | SkippedRecord:
+    """Return the decoded bytes of a file; `reason` where they are more than `limit`, or why they
+    are damaged.
+    """
+    too_long = SkippedRecord(source.path, 0, reason)
     if not magic:
         return too_long if source.size > limit else source.read_block(0, source.size)
     content = bytearray()

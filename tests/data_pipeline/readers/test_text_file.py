@@ -1,6 +1,7 @@
 """A text file is one document, or one place with a reason."""
 
 import bz2
+import codecs
 import gzip
 import lzma
 from pathlib import Path
@@ -44,3 +45,22 @@ def test_a_file_is_one_document(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     assert read(tmp_path / name) == (texts, [reason] if reason else [])
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "iso-8859-1"])
+def test_a_saved_page_is_extracted_from_its_own_charset(charset: str, tmp_path: Path) -> None:
+    line = "Größere Städte führen über schöne Brücken, und jede hat einen alten Namen. " * 4
+    page = f'<html><head><meta charset="{charset}"></head><body><p>{line}</p></body></html>'
+    (tmp_path / "a.html").write_bytes(page.encode(charset))
+    (batch,) = read_pages(str(tmp_path / "a.html"), max_page_bytes=10_000)
+    (found,) = batch.pages.column("charset").to_pylist()
+    assert codecs.lookup(found).name in {charset, "cp1252"}
+    assert batch.skipped == []
+
+
+def test_a_page_that_is_too_long_is_a_loss_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "a.htm").write_bytes(b"<p>" + b"x" * 200)
+    found = list(read_pages(str(tmp_path / "a.htm"), max_page_bytes=100))
+    assert [skip.reason for batch in found for skip in batch.skipped] == [
+        "page longer than 100 bytes: raise data.read.max_page_bytes"
+    ]

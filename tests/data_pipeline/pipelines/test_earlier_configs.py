@@ -16,6 +16,7 @@ from llmsys.data_pipeline.graph import stage_runner
 from llmsys.data_pipeline.graph import tasks as tasks_of_graph
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.data_pipeline.stages import apply_rules, changed_thresholds, known_signatures
+from tests.helpers.changed_rules import Rules, change_rules
 from tests.helpers.tiny_crawl import (
     GERMAN,
     build_tiny_config,
@@ -24,8 +25,6 @@ from tests.helpers.tiny_crawl import (
     hash_files,
     write_sentences,
 )
-
-Rules = list[dict[str, Any]]
 
 NO_LANGUAGE: dict[str, Any] = {"language": {"languages": [], "min_score": 0}}
 REPETITION = {
@@ -91,14 +90,6 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def change(rules: Rules, values: dict[str, float]) -> Rules:
-    changed: Rules = json.loads(json.dumps(rules))
-    for name, value in values.items():
-        number, field = name.split(".")
-        changed[int(number)][field] = value
-    return changed
-
-
 def prepare(folder: Path, crawl: Path, rules: Rules = START, **data: Any) -> dict[str, str]:
     """Prepare a dataset, and return the digest of everything in it."""
     data = NO_LANGUAGE | data
@@ -151,7 +142,7 @@ def test_a_changed_threshold_gives_the_bytes_of_a_new_dataset(
 ) -> None:
     prepare(tmp_path / "changed", crawl, until="documents")
     for value in THRESHOLDS[name]:
-        rules = change(START, {name: value})
+        rules = change_rules(START, {name: value})
         changed = prepare(tmp_path / "changed", crawl, rules, until="documents")
         assert changed == prepare(tmp_path / f"alone-{value}", crawl, rules, until="documents")
 
@@ -162,7 +153,7 @@ def test_a_changed_threshold_measures_the_documents_alone_that_it_may_change(
     prepare(tmp_path, crawl, until="documents")
     assert measured["documents"] == 126
     measured.clear()
-    prepare(tmp_path, crawl, change(START, {"3.min_words": 60}), until="documents")
+    prepare(tmp_path, crawl, change_rules(START, {"3.min_words": 60}), until="documents")
     # 14 have from 40 to 60 words, 9 fewer, and 4 are dropped later by a rule.
     assert 14 < measured["documents"] < 40
     assert measured["known"] > 4 * measured["whole"]
@@ -178,7 +169,7 @@ def test_a_changed_threshold_measures_the_documents_alone_that_it_may_change(
     ids=["markdown", "unicode and url", "languages"],
 )
 def test_other_sections_do_not_matter(data: dict[str, Any], crawl: Path, tmp_path: Path) -> None:
-    rules = change(START, {"3.min_words": 70, "2.min_sentences": 2})
+    rules = change_rules(START, {"3.min_words": 70, "2.min_sentences": 2})
     prepare(tmp_path / "changed", crawl, until="documents", **data)
     changed = prepare(tmp_path / "changed", crawl, rules, until="documents", **data)
     assert changed == prepare(tmp_path / "alone", crawl, rules, until="documents", **data)
@@ -191,7 +182,7 @@ def test_any_sequence_of_thresholds_gives_the_bytes_of_new_datasets(
     choose = random.Random(seed)
     for number in range(4):
         wanted = choose.sample(sorted(THRESHOLDS), 1 + number % 3)
-        rules = change(START, {name: choose.choice(THRESHOLDS[name]) for name in wanted})
+        rules = change_rules(START, {name: choose.choice(THRESHOLDS[name]) for name in wanted})
         changed = prepare(tmp_path / "changed", crawl, rules, until="documents")
         alone = prepare(tmp_path / f"alone-{number}", crawl, rules, until="documents")
         assert changed == alone
@@ -200,7 +191,7 @@ def test_any_sequence_of_thresholds_gives_the_bytes_of_new_datasets(
 def test_workers_and_the_core_change_nothing(
     crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = change(START, {"3.min_words": 80, "0.max_top_3gram_share": 0.1})
+    rules = change_rules(START, {"3.min_words": 80, "0.max_top_3gram_share": 0.1})
     alone = prepare(tmp_path / "alone", crawl, rules)
     prepare(tmp_path / "changed", crawl)
     workers = {"kind": "local", "workers": 2}
@@ -212,7 +203,7 @@ def test_workers_and_the_core_change_nothing(
 
 def test_a_return_to_an_earlier_config_runs_no_task(crawl: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    other = change(START, {"3.min_words": 120})
+    other = change_rules(START, {"3.min_words": 120})
     first = prepare(folder, crawl)
     second = prepare(folder, crawl, other)
     assert first != second
@@ -245,7 +236,7 @@ def test_a_return_to_stages_that_another_config_lacks_runs_no_task(
 
 def test_a_copied_dataset_finds_earlier_results_too(crawl: Path, tmp_path: Path) -> None:
     first = prepare(tmp_path / "data", crawl)
-    prepare(tmp_path / "data", crawl, change(START, {"3.min_words": 80}))
+    prepare(tmp_path / "data", crawl, change_rules(START, {"3.min_words": 80}))
     shutil.copytree(tmp_path / "data", tmp_path / "copy", copy_function=shutil.copyfile)
     shutil.rmtree(tmp_path / "data")
     before = count_events(tmp_path / "copy")
@@ -256,8 +247,8 @@ def test_a_copied_dataset_finds_earlier_results_too(crawl: Path, tmp_path: Path)
 def test_what_is_kept_is_bounded_and_the_oldest_goes_first(crawl: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     prepare(folder, crawl)
-    second = prepare(folder, crawl, change(START, {"3.min_words": 80}))
-    prepare(folder, crawl, change(START, {"3.min_words": 120}))
+    second = prepare(folder, crawl, change_rules(START, {"3.min_words": 80}))
+    prepare(folder, crawl, change_rules(START, {"3.min_words": 120}))
 
     def count_kept() -> int:
         journal = sqlite3.connect(folder / "journal" / "records.sqlite")
@@ -267,18 +258,20 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes_first(crawl: Path, tmp_path
 
     whole = count_kept()
     bound = {"earlier_results_bytes": 150_000}
-    prepare(folder, crawl, change(START, {"3.min_words": 20}), executor=bound)
+    prepare(folder, crawl, change_rules(START, {"3.min_words": 20}), executor=bound)
     assert 0 < count_kept() < whole
     kept = sum(path.stat().st_size for path in (folder / EARLIER).glob("*"))
     assert kept <= 150_000
     # The results of before are not found, and made again.
     before = count_events(folder)
-    assert prepare(folder, crawl, change(START, {"3.min_words": 80}), executor=bound) == second
+    assert (
+        prepare(folder, crawl, change_rules(START, {"3.min_words": 80}), executor=bound) == second
+    )
     assert count_tasks(folder, before)
     prepare(
         folder,
         crawl,
-        change(START, {"3.min_words": 80}),
+        change_rules(START, {"3.min_words": 80}),
         executor={"earlier_results_bytes": 0},
     )
     assert not (folder / EARLIER).exists()
@@ -297,7 +290,7 @@ def test_what_is_missing_or_damaged_is_made_again(
             raise OSError(95, "Operation not supported")
 
         monkeypatch.setattr(os, "link", refuse)
-    prepare(folder, crawl, change(START, {"3.min_words": 80}))
+    prepare(folder, crawl, change_rules(START, {"3.min_words": 80}))
     if damage == "file":
         for path in (folder / EARLIER).iterdir():
             os.utime(path, (1, 1))
@@ -318,7 +311,7 @@ class KilledError(BaseException):
 def test_a_kill_while_a_threshold_changes_costs_nothing_but_time(
     tasks: int, crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = change(START, {"3.min_words": 80})
+    rules = change_rules(START, {"3.min_words": 80})
     first = prepare(tmp_path / "data", crawl)
     alone = prepare(tmp_path / "alone", crawl, rules)
     save = tasks_of_graph.save_task_result
@@ -344,8 +337,8 @@ def test_a_kill_while_a_threshold_changes_costs_nothing_but_time(
     [
         START[:-1],
         [*START[:2], START[3], START[2], *START[4:]],
-        change(START, {"2.min_words_per_line": 5}),
-        change(START, {"4.short_line_characters": 10}),
+        change_rules(START, {"2.min_words_per_line": 5}),
+        change_rules(START, {"4.short_line_characters": 10}),
         [{**START[0], "name": "other"}, *START[1:]],
     ],
     ids=["fewer", "order", "lines", "measure", "name"],
@@ -375,7 +368,7 @@ def test_keys_are_computed_for_new_documents_alone(
     monkeypatch.setattr(known_signatures.KnownSignatures, "mask_rows", count_known)
     deduplicate = {"url": {"kind": "url"}, "minhash": {"kind": "minhash", "buckets": 5}}
     both: dict[str, Any] = {"deduplicate": deduplicate, "until": "documents"}
-    prepare(tmp_path / "data", crawl, change(START, {"3.min_words": 80}), **both)
+    prepare(tmp_path / "data", crawl, change_rules(START, {"3.min_words": 80}), **both)
     assert not known
     assert prepare(tmp_path / "data", crawl, **both) == prepare(tmp_path / "alone", crawl, **both)
     assert known["known"] > known["new"] > 0

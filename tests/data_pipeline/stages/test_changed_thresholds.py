@@ -2,7 +2,6 @@
 thresholds were before.
 """
 
-import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -20,9 +19,8 @@ from llmsys.data_pipeline.stages.apply_rules import apply_rules_to_file
 from llmsys.data_pipeline.stages.changed_thresholds import EarlierFiltering, compare_rules
 from llmsys.data_pipeline.stages.compute_signatures import write_signatures
 from llmsys.storage.arrow_file import ArrowFileWriter
+from tests.helpers.changed_rules import Rules, change_rules
 from tests.helpers.tiny_crawl import GERMAN, build_tiny_config, write_sentences
-
-Rules = list[dict[str, Any]]
 
 REPETITION = {
     **{f"max_top_{n}gram_share": 0.5 for n in (2, 3, 4)},
@@ -56,14 +54,6 @@ THRESHOLDS: dict[str, tuple[float, ...]] = {
     "4.max_duplicate_line_character_share": (0.1, 0.9),
     "5.min_stop_word_share": (0.1, 0.3),
 }
-
-
-def change(rules: Rules, values: dict[str, float]) -> Rules:
-    changed: Rules = json.loads(json.dumps(rules))
-    for name, value in values.items():
-        number, field = name.split(".")
-        changed[int(number)][field] = value
-    return changed
 
 
 def write_text(choose: random.Random) -> str | None:
@@ -176,7 +166,7 @@ def test_a_block_is_filtered_from_what_an_earlier_config_left(
         for _ in range(9)
     ]
     for values in sequence:
-        rules = change(START, values)
+        rules = change_rules(START, values)
         earlier, changed = block.filter(rules, earlier)
         assert changed == block.filter(rules)[1], values
     assert taken[True] > 4  # two changes at once leave less of a hundred documents
@@ -202,7 +192,7 @@ def test_a_statistic_that_float32_rounds_across_a_limit_is_measured_again(
     kept = pa.ipc.open_file(tmp_path / "kept-1").read_all()
     limit = 0.66666668
     assert min(kept.column("fineweb_quality.end_mark_line_share").to_pylist()) > limit > 2 / 3
-    changed = change(rules, {"0.min_end_mark_line_share": limit})
+    changed = change_rules(rules, {"0.min_end_mark_line_share": limit})
     _, found = block.filter(changed, earlier)
     assert found == block.filter(changed)[1]
     assert sum(rows for _, rows in found[1]["kept_batches"]) == 7
@@ -226,7 +216,7 @@ def test_an_earlier_test_of_the_same_rule_takes_a_dropped_document_when_it_is_st
     block = Block(tmp_path / "texts", tmp_path)
     earlier, (_, before) = block.filter(rules)
     assert [drop["test"] for drop in before["tally"]["drops"]] == ["stop words"]
-    changed = change(rules, {"0.min_words": 80})
+    changed = change_rules(rules, {"0.min_words": 80})
     _, found = block.filter(changed, earlier)
     assert [drop["test"] for drop in found[1]["tally"]["drops"]] == ["words"]
     assert found == block.filter(changed)[1]
@@ -243,7 +233,7 @@ def test_batches_and_repair_are_as_before(
 ) -> None:
     block = Block(write_block(tmp_path / "texts", 5), tmp_path, **data)
     earlier, _ = block.filter(START)
-    rules = change(START, {"3.min_words": 60})
+    rules = change_rules(START, {"3.min_words": 60})
     assert block.filter(rules, earlier)[1] == block.filter(rules)[1]
     assert taken == {True: 1}
 
@@ -256,7 +246,7 @@ def test_documents_at_one_offset_are_all_measured(tmp_path: Path, taken: Counter
         for batch in same.to_batches():
             writer.write(batch)
     earlier, _ = block.filter(START)
-    rules = change(START, {"3.min_words": 60})
+    rules = change_rules(START, {"3.min_words": 60})
     assert block.filter(rules, earlier)[1] == block.filter(rules)[1]
     assert taken == {False: 1}
 
@@ -266,9 +256,9 @@ def test_documents_at_one_offset_are_all_measured(tmp_path: Path, taken: Counter
     [
         START[:-1],
         [*START[:2], START[3], START[2], *START[4:]],
-        change(START, {"2.min_words_per_line": 2}),
-        change(START, {"2.max_page_characters": 0}),
-        change(START, {"4.short_line_characters": 10}),
+        change_rules(START, {"2.min_words_per_line": 2}),
+        change_rules(START, {"2.max_page_characters": 0}),
+        change_rules(START, {"4.short_line_characters": 10}),
         [{**START[0], "name": "other"}, *START[1:]],
         [{"kind": "gopher_repetition", "dialect": "paper", **REPETITION}, *START[1:]],
     ],
@@ -290,7 +280,7 @@ def test_keys_of_documents_that_stay_are_taken_over(tmp_path: Path) -> None:
     with ArrowFileWriter(tmp_path / "texts", TEXT_SCHEMA) as writer:
         for batch in table.set_column(0, "id", names).to_batches():
             writer.write(batch)
-    earlier, _ = block.filter(change(START, {"3.min_words": 90}))
+    earlier, _ = block.filter(change_rules(START, {"3.min_words": 90}))
     files = {"source": earlier[1]["kept"]}
 
     def sign(source: Path, name: str, earlier: Any = None) -> tuple[list[bytes], dict[str, Any]]:
@@ -314,6 +304,6 @@ def test_keys_of_documents_that_stay_are_taken_over(tmp_path: Path) -> None:
     files |= {"documents": tmp_path / "documents.before"}
     files |= {f"keys.{one}": tmp_path / f"{one}.before" for one in ("url", "exact", "minhash")}
     for words in (60, 120):
-        now, _ = block.filter(change(START, {"3.min_words": words}))
+        now, _ = block.filter(change_rules(START, {"3.min_words": words}))
         source = now[1]["kept"]
         assert sign(source, "known", files) == sign(source, "new")

@@ -134,10 +134,8 @@ def test_the_config_has_the_promise_and_the_command_prints_it(
         (["model", "--minutes", "5"], "has its size already. Leave out the model"),
         (["data", "--minutes", "5"], "has its tokens already. Give the folder of its texts"),
         (["--template", "rule", "--output", "a.py", "--minutes", "5"], "Give one of the two."),
-        (
-            ["empty", "--minutes", "5"],
-            "promises a loss on held-out documents, and empty/*.txt has 1",
-        ),
+        (["empty", "--minutes", "5"], "no text is kept of a sample of empty/*.txt"),
+        (["few", "--minutes", "5"], "promises a loss on held-out documents, and few/*.txt has 2"),
     ],
 )
 def test_what_has_no_minutes_is_refused(
@@ -146,8 +144,10 @@ def test_what_has_no_minutes_is_refused(
     Path("model").mkdir()
     Path("model/config.json").write_text('{"model_type": "llama"}')
     write_dataset(Path("data"))
-    Path("empty").mkdir()
-    Path("empty/a.txt").write_text("  ")
+    for name, files in (("empty", 10), ("few", 2)):
+        Path(name).mkdir()
+        for number in range(files):
+            Path(name, f"{number}.txt").write_text("  ")
     assert main(["init", *words]) == 2
     assert why in capsys.readouterr().err
     assert not Path("my.yaml").exists()

@@ -81,9 +81,10 @@ def test_messages_are_those_of_the_formula(overrides: tuple[str, ...], rank: int
     result = run_tiny("train.compile=none", *overrides, rank=rank)
     check = result["collective_check"]
     assert (check["differences"], check["unchecked"]) == ([], [])
-    assert result["block_check"]["differences"] == []
-    # A ring divides the positions: no length tells its tables from others.
-    assert {*result["block_check"]["unchecked"]} <= {"tables of positions by positions"}
+    # The rows are so short that a half of what a rank of a ring has is no prime to look for.
+    has_ring = any(one.startswith("layout.context_kind=") for one in overrides)
+    unchecked = ["tables of positions by positions"] if has_ring else []
+    assert result["block_check"] == {"differences": [], "unchecked": unchecked}
     assert result["is_proven"]
 
 

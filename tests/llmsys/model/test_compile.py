@@ -6,16 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.attention import flex_attention
-from torch.nn.parallel import DistributedDataParallel
 
 from llmsys.config.model import ModelConfig
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel import block_compilation
 from llmsys.parallel.block_compilation import compile_blocks
-from llmsys.parallel.block_wrapping import wrap_blocks
 from tests.helpers.model_choices import ARCHITECTURES
 from tests.helpers.pretended_accelerator import pretend_accelerator
 from tests.helpers.tiny_model import (
@@ -67,25 +64,6 @@ def test_experts_agree_in_bfloat16() -> None:
         torch.testing.assert_close(value.float(), true.float(), rtol=2e-2, atol=2e-3)
     assert not torch._dynamo.utils.counters["graph_break"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # equal blocks share it
-
-
-def test_a_forward_of_ddp_compiles_the_graphs_that_its_recomputation_runs() -> None:
-    """torch would cut graphs inside that forward, and not in the pass that repeats it."""
-    choice = {"num_shared_experts": 1, "routing": {"kind": "expert_choice", "factor": 1.0}}
-    model = build_tiny_model(build_tiny_moe_config(choice)).train()
-    tokens = build_tiny_tokens(2, 8, 37)
-    expected = values(model, tokens, model)
-    wrap_blocks(model, "selective", compiles=True, backend="aot_eager")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        replicated = DistributedDataParallel(model)
-        logits = replicated(tokens)
-        logits.float().square().mean().backward()
-    finally:
-        dist.destroy_process_group()
-    gradients = [parameter.grad for parameter in model.parameters()]
-    for value, true in zip([logits, *gradients], expected, strict=True):
-        torch.testing.assert_close(value, true)
 
 
 @pytest.mark.parametrize(("device", "graphs"), [("cpu", 2), ("cuda", 1)])

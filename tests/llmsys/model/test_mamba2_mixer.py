@@ -5,7 +5,6 @@ transformers' torch code takes the lengths of packed documents and ignores them,
 on one document at a time. Steps are small enough for a state to live through a row.
 """
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.mamba2_mixer import Mamba2Mixer
 from llmsys.model.state_space_dual import apply_state_space_dual
 from llmsys.model.transformer import Transformer
-from tests.llmsys.model.test_gated_delta_net import collect, draw_documents
+from tests.llmsys.model.test_gated_delta_net import collect, draw_documents, run_one_by_one
 
 HIDDEN, GROUPS, SHARE, KEY, VALUE, ROWS = 24, 2, 3, 10, 8, 2
 HEADS = GROUPS * SHARE
@@ -103,18 +102,6 @@ def copy_weights(ours: Mamba2Mixer, theirs: Any) -> None:
 def build_context(documents_BT: Tensor | None, like: Tensor) -> ForwardContext:
     builder = ContextBuilder(build_model_config(8))
     return builder(like.shape[1], like, documents_BT=documents_BT)
-
-
-def run_one_by_one(layer: nn.Module, x_BTD: Tensor, documents_BT: Tensor) -> Tensor:
-    """Run transformers' layer on each document alone."""
-    rows = []
-    for x_TD, documents_T in zip(x_BTD, documents_BT, strict=True):
-        cuts = (documents_T.diff().nonzero()[:, 0] + 1).tolist()
-        parts = [
-            layer(x_TD[None, begin:end]) for begin, end in pairwise([0, *cuts, len(documents_T)])
-        ]
-        rows.append(torch.cat(parts, 1))
-    return torch.cat(rows)
 
 
 def compare(ours: Mamba2Mixer, found: dict[str, Tensor], theirs: nn.Module,

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.data.batch import Batch
+from llmsys.parallel.block_wrapping import wrap_blocks
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sharded_steps import (
     ROWS,
@@ -19,6 +22,7 @@ from tests.helpers.sharded_steps import (
     collect_gradients,
     compute_plain_gradients,
 )
+from tests.helpers.tiny_model import build_tiny_model, build_tiny_moe_config, build_tiny_tokens
 
 EXPERTS = "experts, evenness over the batch"
 MANY = "experts, latent attention, multi-token prediction"
@@ -80,3 +84,25 @@ def test_compiled_blocks_agree_on_two_ranks_and_are_compiled_once() -> None:
         assert compilation == Compilation([graphs] * 3, 0, 0), case
         # Sums in another order move a few values to the next of fp8.
         check_gradients(case, found, compute_plain_gradients(name), 2e-4 if "fp8" in name else 2e-5)
+
+
+def test_a_forward_of_ddp_compiles_the_graphs_that_its_recomputation_runs() -> None:
+    """torch would cut graphs inside that forward, and not in the pass that repeats it."""
+    choice = {"num_shared_experts": 1, "routing": {"kind": "expert_choice", "factor": 1.0}}
+    model = build_tiny_model(build_tiny_moe_config(choice)).train()
+    tokens = build_tiny_tokens(2, 8, 37)
+    parameters = list(model.parameters())
+    plain = model(tokens)
+    expected = [plain, *torch.autograd.grad(plain.square().mean(), parameters)]
+    torch._dynamo.reset()
+    wrap_blocks(model, "selective", compiles=True, backend="aot_eager")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        replicated = DistributedDataParallel(model)
+        logits = replicated(tokens)
+        logits.square().mean().backward()
+    finally:
+        dist.destroy_process_group()
+    found = [logits, *(parameter.grad for parameter in parameters)]
+    for value, true in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, true)

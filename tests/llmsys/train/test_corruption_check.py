@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from llmsys.config.parallel_layout import ParallelLayout
@@ -108,6 +109,12 @@ def test_a_flipped_bit_names_its_rank_and_changes_no_weight_and_a_check_changes_
                 r"A third computation agrees with all but rank 1 on .* run the same command again",
                 message,
             )
+
+
+def test_compiled_kernels_are_refused() -> None:
+    train = {"corruption_check_every_steps": 5, "compile": "block"}
+    with pytest.raises(ValidationError, match="kernels by the first shapes that a rank sees"):
+        RunConfig.model_validate({"model": MODEL, "train": train})
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ class EncoderModel:
         self._config = config
         self._folder = folder
         self._device = _choose_device(config)
-        disable_progress_bar()  # type: ignore[no-untyped-call] # it would tear the line of the preparation
+        # It would tear the line of the preparation.
+        disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             # No code of the folder is run.
             self._tokenizer: Any = AutoTokenizer.from_pretrained(config.model)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from llmsys.estimate.program_run import ProgramRun
     from llmsys.estimate.run_cost import PricingRequest
 
-# More devices than any site has, and more money than they cost.
 EXAMPLE_LENGTH = 4096
+# More devices than any site has, and more money than they cost.
 MAX_ASKED = 10_000_000
 
 

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.launch.process.run_requirements import require_packages, require_startable
 
     config = load_run_config(arguments.config, arguments.overrides)
-    require_packages(config)
+    require_packages(config)  # before a preparation, which may take hours
     require_export(config, arguments.export, arguments.dtype)
     if arguments.prepare:
         prepare_missing_dataset(config)

@@ -180,7 +180,12 @@ def _iter_state_exchanges(
             yield Exchange("all_gather", "reduce_scatter", "ring", tail, is_saved=True)
         maps = rows * linear.count_map_values(ranks)
         yield Exchange(
-            *("all_gather", "reduce_scatter", "ring", maps, "float32", 4),
+            "all_gather",
+            "reduce_scatter",
+            "ring",
+            maps,
+            "float32",
+            4,
             is_saved=True,
             is_repeated=True,
         )

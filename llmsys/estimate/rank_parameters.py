@@ -21,9 +21,14 @@ from llmsys.estimate.software_profile import MemoryProfile
 OUTPUT_WEIGHTS = ("o_proj.weight", "down_proj.weight")
 OF_FIRST = frozenset({"embedding", "positions"})
 SPLIT_BY_OUTPUTS = {
-    *("q_proj", "k_proj", "v_proj", "g_proj"),
-    *("q_b_proj", "kv_b_proj"),
-    *("gate_proj", "up_proj"),
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "g_proj",
+    "q_b_proj",
+    "kv_b_proj",
+    "gate_proj",
+    "up_proj",
 }
 SPLIT_BY_INPUTS = {"o_proj", "down_proj"}
 

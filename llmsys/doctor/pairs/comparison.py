@@ -82,9 +82,10 @@ UNCORRECTED = {
     INT8_MOMENTS: replace(INT8_MOMENTS, widest=0.5),
 }
 
-# In eleven steps a token comes to take another of two nearly equal experts, or another bucket of
-# its hash, and moments then hold the gradients of other tokens. Planted errors do the same, and
-# often to more tokens. What is missing, or counted twice, is off by all of itself.
+# A token may take another of two nearly equal experts, or another bucket of its hash, and moments
+# then hold the gradients of other tokens: in eleven steps often, in one step of float32 where two
+# scores are as close as their rounding. Planted errors do the same there, and nowhere else. What is
+# missing, or counted twice, is off by all of itself.
 WIDEST_WITH_CHOICES = 0.9
 # In 16 bits a single step has such tokens, more than a sample of errors may have: of a hundred
 # tensors in each of eleven steps some are beyond all 64 samples.
@@ -152,13 +153,12 @@ def select_bands(config: RunConfig, *, is_corrected: bool = True) -> Bands:
         is_corrected: the plain process takes over the state after each step.
     """
     bands = _select_corrected_bands(config)
-    if bands in (BF16, FP16) and has_choices(config.model):
-        bands = replace(bands, margin=MARGIN_WITH_CHOICES)
+    margin = MARGIN_WITH_CHOICES if bands in (BF16, FP16) else bands.margin
     if not is_corrected:
         # In 16 bits each step begins with the state of the run.
         bands = UNCORRECTED.get(bands, bands)
-        if has_choices(config.model):
-            bands = replace(bands, widest=max(bands.widest, WIDEST_WITH_CHOICES))
+    if has_choices(config.model):
+        bands = replace(bands, margin=margin, widest=max(bands.widest, WIDEST_WITH_CHOICES))
     if config.optimizer.kind == "soap":
         bands = replace(bands, weights=max(bands.weights, SOAP_WEIGHTS))
         if not is_corrected and config.train.precision == "fp32":

@@ -111,7 +111,8 @@ def iter_step_rounding(walk: PlainWalk, entry: Entry, before: PlainState) -> Ite
     exact = _take_numbers(walk, entry, no_errors)
     allowed: dict[str, float] = {}
     is_single = walk.config.train.resolved_precision == "fp32"
-    for errors in _iter_errors(walk.config, SAMPLES if is_single else MOST_STEP_SAMPLES):
+    is_smooth = is_single and not has_choices(walk.config.model)
+    for errors in _iter_errors(walk.config, SAMPLES if is_smooth else MOST_STEP_SAMPLES):
         walk.plain.load_state(before)
         _add_changes(allowed, exact, _take_numbers(walk, entry, errors))
         walk.plain.load_state(after)

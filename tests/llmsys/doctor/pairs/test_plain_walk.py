@@ -217,6 +217,28 @@ def test_further_samples_explain_a_run_in_which_rounding_decides(
         assert [one[LOSS] for one in walked.iter_rounding(0)] == found[-1:]
 
 
+def test_errors_decide_between_experts_of_equal_scores(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmsys.doctor.pairs.plain_walk.MOST_STEP_SAMPLES", 5)
+    walk = PlainWalk(build_phases(root, experts="all"))
+    walk.take_action(TRAINED[0])
+
+    def measure_norm() -> float:
+        before = walk.plain.copy_state()
+        _, norm = walk.take_action(TRAINED[1])
+        samples = list(iter_step_rounding(walk, TRAINED[1], before))
+        walk.plain.load_state(before)
+        assert len(samples) == 5
+        return samples[-1][NORM] / norm
+
+    assert measure_norm() < 1e-4
+    for name, router in walk.plain.state.tensors.items():
+        if name.startswith("parameter/") and name.endswith("router.weight"):
+            router[1:] = router[0]
+    assert measure_norm() > 1e-2
+
+
 @pytest.mark.parametrize("is_corrected", [True, False])
 def test_only_a_corrected_walk_asks_moments_for_the_gradient_of_the_run(
     root: Path, is_corrected: bool

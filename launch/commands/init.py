@@ -92,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = find_contents(arguments.folders or [Path()])
     if arguments.minutes is not None:
         _check_minutes(arguments.minutes, found)
+    _require_documents(found, is_promised=arguments.minutes is not None)
     write_bytes_atomically(output, format_config(found, output).encode())
     sized = None
     try:
@@ -129,18 +130,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_minutes(minutes: float, found: "FoundContents") -> None:
     """Raise ConfigError where a promise makes no sense."""
-    from llmsys.launch.commands.init_config import MIN_DOCUMENTS
     from llmsys.launch.commands.init_minutes import require_minutes
 
     require_minutes(minutes)
     if find_spec("torch") is None:  # it measures steps, after the sample
         raise build_missing_package_error("torch")
-    if found.num_documents is not None and 0 < found.num_documents < MIN_DOCUMENTS:
-        raise ConfigError(
-            f"--minutes promises a loss on held-out documents, and {found.patterns[0]} has "
-            f"{found.num_documents}, a file each. Split them into {MIN_DOCUMENTS} or more, such as "
-            "with: split --lines 400 --additional-suffix .txt FILE FOLDER/part-"
-        )
     if found.model is not None:
         raise ConfigError(
             f"--minutes sizes a model to the time, and {found.model} has its size already. Leave "
@@ -151,6 +145,26 @@ def _check_minutes(minutes: float, found: "FoundContents") -> None:
             f"--minutes chooses the vocabulary, and the dataset {found.dataset} has its tokens "
             "already. Give the folder of its texts, or leave out --minutes."
         )
+
+
+def _require_documents(found: "FoundContents", *, is_promised: bool) -> None:
+    """Raise ConfigError where there are too few documents to train on some and hold out others."""
+    from llmsys.launch.commands.init_config import MIN_DOCUMENTS
+
+    documents = found.num_documents
+    # Of one, nothing is left to train on or to hold out; a promise needs a mean over several.
+    if not documents or documents >= (MIN_DOCUMENTS if is_promised else 2):
+        return
+    why = (
+        "--minutes promises a loss on held-out documents"
+        if is_promised
+        else "documents to train on and held-out ones are different ones"
+    )
+    raise ConfigError(
+        f"{why}, and {found.patterns[0]} has {documents}, a file each. Split them into "
+        f"{MIN_DOCUMENTS} or more, such as with: split --lines 400 --additional-suffix .txt FILE "
+        "FOLDER/part-"
+    )
 
 
 def _plan_minutes(

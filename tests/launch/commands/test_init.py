@@ -101,7 +101,7 @@ def test_a_folder_of_saved_pages_is_a_crawl(capsys: pytest.CaptureFixture[str]) 
     assert all("for the Straße of Ärzte." in text and "<p>" not in text for text in texts)
 
 
-def test_few_text_files_have_more_held_out_and_too_few_promise_nothing(
+def test_few_text_files_have_more_held_out_and_one_is_not_enough(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each file is one document, and one of twenty would not be held out of a novel in one file."""
@@ -112,10 +112,11 @@ def test_few_text_files_have_more_held_out_and_too_few_promise_nothing(
     assert config.data.split.heldout_fraction == pytest.approx(0.3)
     Path("novel").mkdir()
     Path("novel/novel.txt").write_text("Once upon a time there was a tokenizer. " * 500)
-    assert main(["init", "novel", "--minutes", "5", "--output", "novel.yaml"]) == 2
-    error = capsys.readouterr().err
-    assert "has 1, a file each. Split them into 10 or more, such as with: split " in error
-    assert not Path("novel.yaml").exists()
+    for words in ([], ["--minutes", "5"]):
+        assert main(["init", "novel", *words, "--output", "novel.yaml"]) == 2
+        error = capsys.readouterr().err
+        assert "has 1, a file each. Split them into 10 or more, such as with: split " in error
+        assert not Path("novel.yaml").exists()
 
 
 def test_tokens_of_one_pass_are_told_by_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,7 +194,8 @@ def test_a_model_and_texts_make_a_run_that_continues_it(capsys: pytest.CaptureFi
     Path("hub/tiny/config.json").write_text(json.dumps(HUGGING_FACE))
     Path("hub/tiny/tokenizer.json").write_text("{}")
     Path("texts").mkdir()
-    Path("texts/a.txt").write_text("one text")
+    for name in ("a", "b"):
+        Path(f"texts/{name}.txt").write_text("one text")
     Path("texts/README.md").write_text("")
     config, commands = init(capsys, "hub/tiny", "texts", "--output", "texts/tiny.yaml")
     assert (config.tokenizer.kind, config.tokenizer.path) == ("file", Path("hub/tiny"))
@@ -263,7 +265,8 @@ def test_texts_of_every_language_are_kept_and_files_that_are_not_read_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("texts").mkdir()
-    Path("texts/a.txt").write_text("Järven rannalla seisoi vanha sauna. " * 9)
+    for name in ("a", "b"):
+        Path(f"texts/{name}.txt").write_text("Järven rannalla seisoi vanha sauna. " * 9)
     Path("texts/b.jsonl").write_text('{"text": "a"}\n')
     config, _ = init(capsys, "texts", "--output", "texts.yaml")
     assert (config.data.language.languages, config.data.language.min_score) == ((), 0)

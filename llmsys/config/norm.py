@@ -116,10 +116,13 @@ class _BaseResidualConfig(Section):
 
 
 class PreNormConfig(_BaseResidualConfig):
-    """x + f(norm(x)), and a norm after the last block."""
+    """x + multiplier · f(norm(x)), and a norm after the last block."""
 
     kind: Literal["pre"] = "pre"
     normalizes_input: ClassVar[bool] = True
+    multiplier: float = Field(
+        1.0, gt=0, description="Factor on the output of each branch before it is added (Granite)."
+    )
 
 
 class ReversibleConfig(_BaseResidualConfig):

@@ -204,6 +204,8 @@ def _to_current_name(name: str, table: FamilyMapping, known: set[str]) -> str:
     """Return the name as the mapping spells it."""
     for old, new in table.aliases.items():
         name = f"{name.removesuffix(old)}{new}" if name.endswith(old) else name
+    for outer, inner in table.outer.items():
+        name = f"{inner}{name.removeprefix(outer)}" if name.startswith(outer) else name
     return (
         name if name in known or f"{table.prefix}{name}" not in known else f"{table.prefix}{name}"
     )

@@ -15,6 +15,7 @@ from llmsys.convert.name_mapping import (
     SingleRow,
     StackedExperts,
     Transpose,
+    TransposedExperts,
     map_fused_module,
     map_modules,
     map_tensors,
@@ -194,6 +195,24 @@ MIXTRAL = FamilyMapping(
     + _map_experts(OURS, f"{MIXTURE}.experts", ("w1", "w3", "w2")),
     copies=TIED,
     ignored=TABLES,
+)
+
+# Granite's experts are three tensors for all of them.
+GRANITE_EXPERTS = (
+    *map_modules({f"{OURS}.feed_forward.router": f"{MIXTURE}.router.layer"}),
+    NameMapping(
+        (f"{OURS}.feed_forward.experts.gate_proj", f"{OURS}.feed_forward.experts.up_proj"),
+        (f"{MIXTURE}.input_linear.weight",),
+        TransposedExperts(parts=2),
+    ),
+    NameMapping(
+        (f"{OURS}.feed_forward.experts.down_proj",),
+        (f"{MIXTURE}.output_linear.weight",),
+        TransposedExperts(),
+    ),
+)
+GRANITE_MOE = FamilyMapping(
+    TOP + _map_pre_norms() + _map_attention() + GRANITE_EXPERTS, copies=TIED, ignored=TABLES
 )
 
 MINIMAX_M2 = FamilyMapping(

@@ -1,8 +1,10 @@
-"""Name mappings of hybrids, whose layers mix positions in several ways: Qwen3-Next and Bamba.
+"""Name mappings of hybrids, whose layers mix positions in several ways: Qwen3-Next, Qwen3.5, Bamba
+and Granite 4.
 
 Source: the parameter names of the published checkpoints, as transformers reads and writes them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +12,10 @@ from torch import Tensor
 
 from llmsys.config.linear_attention import GatedDeltaConfig, Mamba2Config
 from llmsys.config.model import ModelConfig
-from llmsys.convert.decoder_mappings import QWEN_MOE, TABLES, TIED
+from llmsys.convert.decoder_mappings import GRANITE_EXPERTS, LLAMA, QWEN_MOE, TABLES, TIED
 from llmsys.convert.name_mapping import (
     FamilyMapping,
+    FusedRows,
     NameMapping,
     map_fused_module,
     map_modules,
@@ -21,6 +24,9 @@ from llmsys.convert.name_mapping import (
 
 # Modules for multi-token prediction, which transformers' class does not build.
 PREDICTION = (r"^mtp\.",)
+# Qwen3.5's published files hold a model of images and texts.
+VISION = (r"^model\.visual\.",)
+OUTER = {"model.language_model.": "model."}
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,23 @@ class FusedByKeyHead:
         rest = ours[0].shape[1:]
         grouped = [one.reshape(linear.num_key_heads, -1, *rest) for one in ours]
         return [torch.cat(grouped, dim=1).reshape(-1, *rest)]
+
+
+@dataclass(frozen=True)
+class FusedChannels:
+    """Queries, keys and values of linear attention in one projection of theirs, one after another
+    (Qwen3.5).
+    """
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return three projections."""
+        linear = _get_linear_attention(model)
+        keys = linear.key_channels
+        return list(theirs[0].split([keys, keys, linear.value_channels]))
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return one projection."""
+        return [torch.cat(ours)]
 
 
 @dataclass(frozen=True)
@@ -84,8 +107,24 @@ def _get_linear_attention(model: ModelConfig) -> GatedDeltaConfig:
     return model.linear_attention
 
 
-def _map_linear_attention(layer: int) -> tuple[NameMapping, ...]:
-    ours, theirs = f"blocks.{layer}.attention", f"model.layers.{layer}.linear_attn"
+def _build_mixer_names(layer: int) -> tuple[str, str]:
+    """Return our name and theirs of a mixer with a state."""
+    return f"blocks.{layer}.attention", f"model.layers.{layer}.linear_attn"
+
+
+def _map_delta_rest(layer: int) -> tuple[NameMapping, ...]:
+    """Return what a gated delta net has besides the projections into it."""
+    ours, theirs = _build_mixer_names(layer)
+    return (
+        *map_tensors({f"{ours}.conv_weight": f"{theirs}.conv1d.weight"}, ChannelConvolution()),
+        *map_tensors({f"{ours}.{one}": f"{theirs}.{one}" for one in ("A_log", "dt_bias")}),
+        *map_modules({f"{ours}.o_norm": f"{theirs}.norm", f"{ours}.o_proj": f"{theirs}.out_proj"}),
+    )
+
+
+def _map_fused_delta_net(layer: int) -> tuple[NameMapping, ...]:
+    """Return Qwen3-Next's mixer, whose projections are two tensors."""
+    ours, theirs = _build_mixer_names(layer)
     fused = {
         f"{theirs}.in_proj_qkvz.weight": ("q_proj", "k_proj", "v_proj", "g_proj"),
         f"{theirs}.in_proj_ba.weight": ("b_proj", "a_proj"),
@@ -95,9 +134,19 @@ def _map_linear_attention(layer: int) -> tuple[NameMapping, ...]:
             NameMapping(tuple(f"{ours}.{part}.weight" for part in parts), (name,), FusedByKeyHead())
             for name, parts in fused.items()
         ),
-        *map_tensors({f"{ours}.conv_weight": f"{theirs}.conv1d.weight"}, ChannelConvolution()),
-        *map_tensors({f"{ours}.{one}": f"{theirs}.{one}" for one in ("A_log", "dt_bias")}),
-        *map_modules({f"{ours}.o_norm": f"{theirs}.norm", f"{ours}.o_proj": f"{theirs}.out_proj"}),
+        *_map_delta_rest(layer),
+    )
+
+
+def _map_delta_net(layer: int) -> tuple[NameMapping, ...]:
+    """Return Qwen3.5's mixer, whose projections are four tensors."""
+    ours, theirs = _build_mixer_names(layer)
+    channels = tuple(f"{ours}.{one}_proj.weight" for one in ("q", "k", "v"))
+    plain = {"g_proj": "in_proj_z", "b_proj": "in_proj_b", "a_proj": "in_proj_a"}
+    return (
+        NameMapping(channels, (f"{theirs}.in_proj_qkv.weight",), FusedChannels()),
+        *map_modules({f"{ours}.{one}": f"{theirs}.{name}" for one, name in plain.items()}),
+        *_map_delta_rest(layer),
     )
 
 
@@ -110,6 +159,23 @@ def _map_gated_attention(layer: int) -> tuple[NameMapping, ...]:
     )
 
 
+def _map_delta_layers(
+    model: ModelConfig, rest: FamilyMapping, map_mixer: Callable[[int], tuple[NameMapping, ...]]
+) -> tuple[NameMapping, ...]:
+    """Return the rules of `rest` without attention, and those of the mixers layer by layer."""
+    shared = tuple(
+        rule for rule in rest.rules if not any(".attention." in name for name in rule.ours)
+    )
+    mixers = tuple(
+        rule
+        for layer in range(model.num_hidden_layers)
+        for rule in (
+            map_mixer(layer) if model.is_linear_layer(layer) else _map_gated_attention(layer)
+        )
+    )
+    return shared + mixers
+
+
 def build_qwen3_next_mapping(model: ModelConfig) -> FamilyMapping:
     """Build Qwen3-Next's mapping: the one of Qwen's experts, with the mixers layer by layer.
 
@@ -119,19 +185,21 @@ def build_qwen3_next_mapping(model: ModelConfig) -> FamilyMapping:
     Returns:
         The mapping.
     """
-    shared = tuple(
-        rule for rule in QWEN_MOE.rules if not any(".attention." in name for name in rule.ours)
-    )
-    mixers = tuple(
-        rule
-        for layer in range(model.num_hidden_layers)
-        for rule in (
-            _map_linear_attention(layer)
-            if model.is_linear_layer(layer)
-            else _map_gated_attention(layer)
-        )
-    )
-    return FamilyMapping(shared + mixers, copies=TIED, ignored=(*TABLES, *PREDICTION))
+    rules = _map_delta_layers(model, QWEN_MOE, _map_fused_delta_net)
+    return FamilyMapping(rules, copies=TIED, ignored=(*TABLES, *PREDICTION))
+
+
+def build_qwen3_5_mapping(model: ModelConfig) -> FamilyMapping:
+    """Build Qwen3.5's mapping, of dense models and of those with experts.
+
+    Args:
+        model: The architecture, for the type of each layer.
+
+    Returns:
+        The mapping, which reads files with a model of images too.
+    """
+    rules = _map_delta_layers(model, LLAMA if model.moe is None else QWEN_MOE, _map_delta_net)
+    return FamilyMapping(rules, copies=TIED, ignored=(*TABLES, *PREDICTION, *VISION), outer=OUTER)
 
 
 @dataclass(frozen=True)
@@ -187,6 +255,21 @@ def _map_mamba2(layer: int) -> tuple[NameMapping, ...]:
     )
 
 
+def _map_mamba_layers(model: ModelConfig) -> tuple[NameMapping, ...]:
+    """Return the mixers layer by layer: Mamba-2 or attention."""
+    mixers: tuple[NameMapping, ...] = ()
+    for layer in range(model.num_hidden_layers):
+        if model.is_linear_layer(layer):
+            mixers += _map_mamba2(layer)
+            continue
+        names = {
+            f"blocks.{layer}.attention.{one}": f"model.layers.{layer}.self_attn.{one}"
+            for one in ("q_proj", "k_proj", "v_proj", "o_proj")
+        }
+        mixers += map_modules(names)
+    return mixers
+
+
 def build_bamba_mapping(model: ModelConfig) -> FamilyMapping:
     """Build Bamba's mapping, with the mixers layer by layer.
 
@@ -206,11 +289,34 @@ def build_bamba_mapping(model: ModelConfig) -> FamilyMapping:
     }
     for one in ("gate_proj", "up_proj", "down_proj"):
         names[f"{ours}.feed_forward.{one}"] = f"{theirs}.feed_forward.{one}"
-    mixers: tuple[NameMapping, ...] = ()
-    for layer in range(model.num_hidden_layers):
-        if model.is_linear_layer(layer):
-            mixers += _map_mamba2(layer)
-            continue
-        for one in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            names[f"blocks.{layer}.attention.{one}"] = f"model.layers.{layer}.self_attn.{one}"
-    return FamilyMapping(map_modules(names) + mixers, copies=TIED, ignored=TABLES)
+    return FamilyMapping(map_modules(names) + _map_mamba_layers(model), copies=TIED, ignored=TABLES)
+
+
+def build_granite_hybrid_mapping(model: ModelConfig) -> FamilyMapping:
+    """Build Granite 4's mapping, with the mixers layer by layer. The shared expert is the
+    feed-forward of a model without experts.
+
+    Args:
+        model: The architecture, for the type of each layer.
+
+    Returns:
+        The mapping.
+    """
+    ours, theirs = "blocks.{i}", "model.layers.{i}"
+    dense = f"{ours}.feed_forward" if model.moe is None else f"{ours}.feed_forward.shared"
+    names = {
+        "embed": "model.embed_tokens",
+        "norm": "model.norm",
+        "head": "lm_head",
+        f"{ours}.attention_norm": f"{theirs}.input_layernorm",
+        f"{ours}.feed_forward_norm": f"{theirs}.post_attention_layernorm",
+        f"{dense}.down_proj": f"{theirs}.shared_mlp.output_linear",
+    }
+    gate_up = (f"{dense}.gate_proj", f"{dense}.up_proj")
+    rules = (
+        map_modules(names)
+        + map_fused_module(gate_up, f"{theirs}.shared_mlp.input_linear", FusedRows())
+        + GRANITE_EXPERTS
+        + _map_mamba_layers(model)
+    )
+    return FamilyMapping(rules, copies=TIED, ignored=TABLES)

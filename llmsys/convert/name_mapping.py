@@ -197,6 +197,23 @@ class StackedExperts:
         return [(ours[0] if self.down else ours[0].transpose(1, 2)).flatten(0, 1)]
 
 
+@dataclass(frozen=True)
+class TransposedExperts:
+    """Matrices (out, in) of all experts in one tensor of theirs, (in, out) in each of ours; one
+    after another where ours are several (gate and up of Granite).
+    """
+
+    parts: int = 1
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return the matrices of each part."""
+        return list(theirs[0].transpose(1, 2).chunk(self.parts, dim=2))
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return one tensor."""
+        return [torch.cat(ours, dim=2).transpose(1, 2)]
+
+
 def _transpose_matrix(tensor: Tensor) -> Tensor:
     return tensor.T if tensor.ndim == 2 else tensor
 
@@ -230,6 +247,8 @@ class FamilyMapping:
         copies: their name → the name whose values it repeats when weights are tied.
         ignored: patterns of tensors in old files that nothing reads, because they can be computed.
         aliases: old endings of names → current ones.
+        outer: beginnings of names in files of a model with other parts too → those of its language
+            model alone.
     """
 
     rules: tuple[NameMapping, ...]
@@ -237,6 +256,7 @@ class FamilyMapping:
     copies: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
+    outer: Mapping[str, str] = field(default_factory=dict)
 
 
 def map_modules(names: Mapping[str, str], form: TensorTransform = SAME) -> tuple[NameMapping, ...]:

@@ -11,6 +11,8 @@ from llmsys.hugging_face.shared_fields import Values, read_rope, read_scaling, w
 
 # Base of Gemma 3's layers with a window.
 SLIDING_THETA = 1e4
+# Keys of RoPE with several axes: channels of each, and whether they take turns.
+AXES = ("mrope_section", "mrope_interleaved")
 
 
 def read_rope_section(fields: ConfigJsonReader, values: Values, **options: Any) -> None:
@@ -31,6 +33,23 @@ def write_rope_section(
     keys["rope_parameters"] = write_rope(model["position"])
     if fraction is not None:
         keys["rope_parameters"]["partial_rotary_factor"] = model["position"]["fraction"]
+
+
+def read_rope_of_axes(fields: ConfigJsonReader, values: Values, **options: Any) -> None:
+    """Read RoPE whose channels are divided among time, height and width, which in a text are all
+    the position of a token (Qwen3.5).
+
+    Args:
+        fields: reader of the config.json.
+        values: values of the ModelConfig, changed in place.
+        options: those of `read_rope`.
+    """
+    for name in ("rope_parameters", "rope_scaling"):
+        inner = fields.values.get(name)
+        if isinstance(inner, dict):
+            kept = {key: value for key, value in inner.items() if key not in AXES}
+            fields.values = fields.values | {name: kept}
+    read_rope_section(fields, values, **options)
 
 
 def read_rope_of_channels(

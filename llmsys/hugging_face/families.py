@@ -19,6 +19,7 @@ from llmsys.hugging_face.config_json import ConfigJsonReader
 from llmsys.hugging_face.decoder_fields import (
     read_falcon_branches,
     read_four_times,
+    read_rope_of_axes,
     read_rope_of_channels,
     read_rope_of_two_kinds,
     read_rope_section,
@@ -65,6 +66,16 @@ from llmsys.hugging_face.expert_fields import (
     write_latent_heads,
     write_layers_between,
     write_sparse_layers,
+)
+from llmsys.hugging_face.granite_fields import (
+    read_granite_feed_forward,
+    read_granite_layers,
+    read_multipliers,
+    read_optional_rope,
+    write_granite_feed_forward,
+    write_granite_layers,
+    write_multipliers,
+    write_optional_rope,
 )
 from llmsys.hugging_face.layer_windows import (
     read_early_windows,
@@ -169,9 +180,14 @@ SPECIALS = {
     "windows_with_rope": Special(read_windows_with_rope, write_windows_with_rope),
     "linear_layers": Special(read_linear_layers, write_linear_layers),
     "mamba_layers": Special(read_mamba_layers, write_mamba_layers),
+    "granite_layers": Special(read_granite_layers, write_granite_layers),
+    "granite_feed_forward": Special(read_granite_feed_forward, write_granite_feed_forward),
+    "multipliers": Special(read_multipliers, write_multipliers),
+    "optional_rope": Special(read_optional_rope, write_optional_rope),
     "layers_without_rope": Special(read_layers_without_rope, write_layers_without_rope),
     "rope": Special(read_rope_section, write_rope_section),
     "rope_with_yarn": Special(read_rope_with_yarn, write_rope_section),
+    "rope_of_axes": Special(read_rope_of_axes, write_rope_section),
     "rope_of_two_kinds": Special(read_rope_of_two_kinds, write_rope_of_two_kinds),
     "rope_of_channels": Special(read_rope_of_channels, write_rope_of_channels),
     "score_scale": Special(read_score_scale, write_score_scale),

@@ -44,6 +44,21 @@ def read_mamba_layers(fields: ConfigJsonReader, values: Values) -> None:
     """Read which layers have attention, and the width of Mamba-2's heads (Bamba)."""
     attending = fields.read_int_list("attn_layer_indices")
     kinds = [KINDS[layer in attending] for layer in range(values["num_hidden_layers"])]
+    read_mamba_widths(fields, values)
+    if "linear_attention" in kinds:
+        values["layer_types"] = find_shortest_period(kinds)
+    else:
+        values["linear_attention"] = None
+
+
+def read_mamba_widths(fields: ConfigJsonReader, values: Values) -> None:
+    """Read the width of Mamba-2's heads from that of all heads, and check that steps have no
+    limits.
+
+    Args:
+        fields: reader of the config.json.
+        values: values of the ModelConfig, changed in place.
+    """
     linear = values["linear_attention"]
     heads = linear["num_value_heads"]
     inner = fields.read_int("mamba_expand") * values["hidden_size"]
@@ -63,19 +78,25 @@ def read_mamba_layers(fields: ConfigJsonReader, values: Values) -> None:
         fields.add_violation(
             "time_step_limit", f"{limits} is not supported: steps have no limits. Leave it out."
         )
-    if "linear_attention" in kinds:
-        values["layer_types"] = find_shortest_period(kinds)
-    else:
-        values["linear_attention"] = None
 
 
 def write_mamba_layers(model: Values, keys: Values) -> None:
     """Write the layers with attention, and the widths of Mamba-2's heads."""
-    linear = model["linear_attention"]
     kinds = write_layer_types(model)
     keys["attn_layer_indices"] = [
         layer for layer, kind in enumerate(kinds) if kind == "full_attention"
     ]
+    write_mamba_widths(model, keys)
+
+
+def write_mamba_widths(model: Values, keys: Values) -> None:
+    """Write the keys of `read_mamba_widths`.
+
+    Args:
+        model: dumped ModelConfig.
+        keys: keys of the config.json, changed in place.
+    """
+    linear = model["linear_attention"]
     keys["mamba_d_head"] = linear["value_head_dim"]
     inner = linear["num_value_heads"] * linear["value_head_dim"]
     keys["mamba_expand"] = inner // model["hidden_size"]

@@ -19,7 +19,7 @@ from llmsys.hugging_face.families import FAMILIES
 # Model types that `llmsys estimate` counts (llmsys/estimate/counted/) and nothing else reads.
 COUNTED_TYPES = frozenset(
     (
-        "apertus", "cohere", "esm", "gemma4_text", "granite", "granitemoe", "hunyuan_v1_dense",
+        "apertus", "cohere", "esm", "gemma4_text", "hunyuan_v1_dense",
         "hunyuan_v1_moe", "jamba", "lfm2", "llama4_text", "mamba", "mamba2", "ministral3",
         "modernbert", "mt5", "nemotron_h", "phi3",
     )

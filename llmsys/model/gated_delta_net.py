@@ -16,19 +16,19 @@ from llmsys.model.state_chunks import RowStart
 # B rows, T positions, D width, G key heads, S value heads of a key head, K channels of a key, V of
 # a value, C channels of the convolution
 
-NORM_EPS = 1e-6
-
 
 class GatedRmsNorm(nn.Module):
     """RMSNorm of each head, times silu of a gate."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, eps: float) -> None:
         """Build the weight, which begins at 1.
 
         Args:
             width: Channels of a head.
+            eps: Added to the mean of squares.
         """
         super().__init__()
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class GatedRmsNorm(nn.Module):
         Returns:
             Same shape and dtype as the gate.
         """
-        normed = F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), NORM_EPS)
+        normed = F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
         return (normed * F.silu(gate.to(x.dtype))).to(gate.dtype)
 
 
@@ -56,12 +56,12 @@ class GatedDeltaNet(LinearMixer):
         """Build the projections on the current default device.
 
         Args:
-            config: Width of the model.
+            config: Width and eps of norms of the model.
             attention: Heads, convolution and chunks.
             layer: Index of the layer, from 0; the key of its states in a cache.
         """
         super().__init__(config, attention, layer)
-        self.o_norm = GatedRmsNorm(attention.value_head_dim)
+        self.o_norm = GatedRmsNorm(attention.value_head_dim, config.norm.eps)
 
     def run_rule(
         self,

@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple, assert_never
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.norm import PreNormConfig
 from llmsys.config.parametrization import (
     CompletePConfig,
     MupConfig,
@@ -184,7 +185,15 @@ def count_init_layers(config: ModelConfig) -> int:
 
 
 def compute_branch_factor(config: ModelConfig) -> float:
-    """Return the factor on the output of a branch before it is added to the stream."""
+    """Return the factor on the output of a branch before it is added to the stream: that of the
+    model times that of its parametrization.
+    """
+    own = config.residual.multiplier if isinstance(config.residual, PreNormConfig) else 1.0
+    return own * _compute_parametrized_factor(config)
+
+
+def _compute_parametrized_factor(config: ModelConfig) -> float:
+    """Return the part of `compute_branch_factor` that exported weights hold."""
     match config.parametrization:
         case CompletePConfig() as mup:
             return float(
@@ -224,7 +233,7 @@ def compute_exported_factor(config: ModelConfig, name: str) -> float:
     if name in (("norm.weight", "norm.bias") if config.tie_word_embeddings else ("head.weight",)):
         return compute_head_factor(config)
     if owner in ("o_proj", "down_proj", "down_bias"):
-        return compute_branch_factor(config)
+        return _compute_parametrized_factor(config)
     if owner in queries:
         return compute_score_factor(config, width, has_own_scale=attention.scale is not None)
     return 1.0

@@ -104,6 +104,57 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         },
     ),
+    "qwen3_5_text": (
+        "qwen3_5_text",
+        "Qwen3_5ForCausalLM",
+        GROUPED
+        | {
+            "head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 6,
+            "linear_value_head_dim": 5,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "qwen3_5_moe_text": (
+        "qwen3_5_moe_text",
+        "Qwen3_5MoeForCausalLM",
+        GROUPED
+        | {
+            "head_dim": 8,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 10,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 6,
+            "linear_value_head_dim": 5,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "granite": ("granite", "GraniteForCausalLM", GROUPED | {"mlp_bias": True}),
+    "granitemoe": (
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        GROUPED | {"num_local_experts": 4, "residual_multiplier": 0.5},
+    ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        GROUPED
+        | {
+            "hidden_size": 32,
+            "num_local_experts": 4,
+            "shared_intermediate_size": 20,
+            "mamba_n_heads": 4,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 6,
+            "mamba_expand": 1,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
     "bamba": (
         "bamba",
         "BambaForCausalLM",

@@ -82,6 +82,7 @@ DECODERS: dict[str, Changes] = {
         "position": {"kind": "none"},
     },
     "relu": {"feed_forward": {"kind": "relu"}, "position": {"kind": "sinusoidal"}},
+    "scaled branches": {"residual": {"kind": "pre", "multiplier": 0.5}},
     "qkv bias only": _attention(qkv_bias=True),
     "norm of each head": _attention(qk_norm="head"),
     "norm over heads, output norms": {**_attention(qk_norm="full"), "residual": {"kind": "output"}},

@@ -40,14 +40,20 @@ LATENT = DECODER | {
     "num_key_value_heads": 4,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
-HYBRID = LLAMA | {
+DELTA = LLAMA | {
     "num_hidden_layers": 4,
     "head_dim": 8,
-    "shared_expert_intermediate_size": 20,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 6,
     "linear_value_head_dim": 10,
+}
+HYBRID = DELTA | {"shared_expert_intermediate_size": 20}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 6.0,
 }
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 BERT = {
@@ -214,6 +220,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", DELTA | {"rms_norm_eps": 1e-3}),
+    "qwen3_5_text, biased, tied": (
+        "Qwen3_5ForCausalLM",
+        DELTA
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_5_moe_text, experts": (
+        "Qwen3_5MoeForCausalLM",
+        DELTA | EXPERTS | {"shared_expert_intermediate_size": 20},
+    ),
     "bamba": (
         "BambaForCausalLM",
         LLAMA
@@ -230,6 +251,41 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "mlp_bias": True,
             "mamba_conv_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite": (
+        "GraniteForCausalLM",
+        LLAMA | MULTIPLIERS | {"tie_word_embeddings": True, "mlp_bias": True},
+    ),
+    "granitemoe": (
+        "GraniteMoeForCausalLM",
+        LLAMA | MULTIPLIERS | LOCAL_EXPERTS | {"attention_bias": True},
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybridForCausalLM",
+        LLAMA
+        | MULTIPLIERS
+        | LOCAL_EXPERTS
+        | {
+            "shared_intermediate_size": 20,
+            "mamba_n_heads": 4,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 6,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+    "granitemoehybrid, dense, rope": (
+        "GraniteMoeHybridForCausalLM",
+        LLAMA
+        | MULTIPLIERS
+        | {
+            "num_local_experts": 0,
+            "shared_intermediate_size": 24,
+            "mamba_n_heads": 4,
+            "mamba_d_state": 6,
+            "layer_types": ["full_attention", "linear_attention"],
+            "position_embedding_type": "rope",
             "tie_word_embeddings": True,
         },
     ),

@@ -259,6 +259,7 @@ MODEL_FACTORS = (
         "model.residual",
         "pre",
         Value("reversible", {"model.residual": {"kind": "reversible"}}, needs={"experts": NONE}),
+        Value("scaled branches", {"model.residual": {"kind": "pre", "multiplier": 0.5}}),
     ),
     build_choice_factor("norm", "model.norm", "rmsnorm"),
     build_choice_factor(

@@ -1,4 +1,4 @@
-"""Decoders with attention in every layer, and mT5: phi3, granite, cohere, ministral3.
+"""Decoders with attention in every layer, and mT5: phi3, cohere, ministral3.
 
 Each `build_` function takes a reader whose defaults are those of transformers' config class.
 """
@@ -21,7 +21,6 @@ def build_decoder(
     *,
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm"),
     gated: bool = True,
-    mlp_bias: bool = False,
     attention_bias: bool = False,
     qk_norm: str = "none",
 ) -> CountedModel:
@@ -31,7 +30,6 @@ def build_decoder(
         fields: reader of the config.json.
         norms: names of the norms in a block.
         gated: the feed-forward has a gate.
-        mlp_bias: the feed-forward has biases.
         attention_bias: all four projections have biases.
         qk_norm: norms of queries and keys, see `AttentionSizes`.
 
@@ -48,7 +46,6 @@ def build_decoder(
             hidden,
             read_size(fields, "intermediate_size"),
             gated=gated,
-            bias=mlp_bias,
         ),
         *(row for name in norms for row in iter_norm(f"layers.{{i}}.{name}", hidden)),
     ]
@@ -78,15 +75,6 @@ def build_phi3(fields: ConfigJsonReader) -> CountedModel:
     another.
     """
     return build_decoder(fields)
-
-
-def build_granite(fields: ConfigJsonReader) -> CountedModel:
-    """Return Granite 3, whose four multipliers are no parameters."""
-    return build_decoder(
-        fields,
-        mlp_bias=fields.read_bool("mlp_bias"),
-        attention_bias=fields.read_bool("attention_bias"),
-    )
 
 
 def build_cohere(fields: ConfigJsonReader) -> CountedModel:

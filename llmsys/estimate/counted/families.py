@@ -44,7 +44,6 @@ _MISTRAL = _LLAMA | {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
 }
-_MULTIPLIERS = "embedding_multiplier logits_scaling residual_multiplier attention_multiplier"
 _HUNYUAN = (
     "eod_token_id use_qk_norm use_cla cla_share_factor attention_head_dim class_num pool_type "
     "add_classification_head use_rotary_pos_emb norm_type mlp_bias org_vocab_size im_start_id "
@@ -63,7 +62,6 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
         },
         "original_max_position_embeddings resid_pdrop embd_pdrop",
     ),
-    "granite": CountedFamily(dense.build_granite, _LLAMA | {"mlp_bias": False}, _MULTIPLIERS),
     "cohere": CountedFamily(dense.build_cohere, _COHERE | {"use_qk_norm": False},
         "logit_scale layer_norm_eps"),
     "ministral3": CountedFamily(
@@ -161,11 +159,6 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
         "moe_layer_num_skipped moe_random_routing_dropped_token moe_drop_tokens norm_topk_prob "
         "routed_scaling_factor n_group topk_group num_experts_per_tok group_limited_greedy "
         "capacity_factor",
-    ),
-    "granitemoe": CountedFamily(
-        recent.build_granite_experts,
-        _LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2},
-        _MULTIPLIERS,
     ),
     "llama4_text": CountedFamily(
         recent.build_llama4,

@@ -1,4 +1,4 @@
-"""Decoders that are nearly Llama, and two encoders: apertus, hunyuan, granitemoe, lfm2, llama4,
+"""Decoders that are nearly Llama, and two encoders: apertus, hunyuan, lfm2, llama4,
 modernbert, esm.
 
 Each `build_` function takes a reader whose defaults are those of transformers' config class.
@@ -72,25 +72,6 @@ def build_hunyuan_experts(fields: ConfigJsonReader) -> CountedModel:
     layers = range(fields.read_int("num_hidden_layers"))
     return _build_sparse_decoder(
         fields, mixture, layers, visits, attention_bias=bias, qk_norm="head", experts=experts
-    )
-
-
-def build_granite_experts(fields: ConfigJsonReader) -> CountedModel:
-    """Return Granite's mixtures, whose four multipliers are no parameters."""
-    hidden, wide = read_size(fields, "hidden_size"), read_size(fields, "intermediate_size")
-    experts = read_size(fields, "num_local_experts")
-    mixture = [
-        *iter_router("layers.{i}.block_sparse_moe", experts, hidden),
-        *iter_experts("layers.{i}.block_sparse_moe", experts, hidden, wide),
-    ]
-    return _build_sparse_decoder(
-        fields,
-        mixture,
-        range(fields.read_int("num_hidden_layers")),
-        read_size(fields, "num_experts_per_tok"),
-        attention_bias=fields.read_bool("attention_bias"),
-        qk_norm="none",
-        experts=experts,
     )
 
 

@@ -3,6 +3,7 @@ ours is written as.
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,29 @@ def test_old_names_copies_and_unused_tables_come_back_too(tmp_path: Path) -> Non
     tensors["lm_head.weight"] = tensors["wte.weight"].clone()
     save_file(tensors, file, metadata={"format": "pt"})
     convert_from_hugging_face(tmp_path / "theirs", tmp_path / "ours")
+    convert_to_hugging_face(tmp_path / "ours", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(tmp_path / "theirs")
+
+
+def test_a_language_model_is_read_from_files_that_have_one_of_images_too(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    saved("qwen3_5_text", tmp_path / "theirs", torch.float32)
+    file = tmp_path / "theirs" / "model.safetensors"
+    inner = re.compile(r"^model\.(language_model\.)?")
+    tensors = {
+        inner.sub("model.language_model.", name): value for name, value in load_file(file).items()
+    }
+    tensors["model.visual.norm.weight"] = tensors["mtp.norm.weight"] = torch.ones(3)
+    save_file(
+        {name: value.clone() for name, value in tensors.items()}, file, metadata={"format": "pt"}
+    )
+    convert_from_hugging_face(tmp_path / "theirs", tmp_path / "ours")
+    ours, _ = load_trained_model(
+        load_run_config(str(tmp_path / "ours" / "config.yaml"), ["train.precision=fp32"])
+    )
+    embedding = tensors["model.language_model.embed_tokens.weight"]
+    assert torch.equal(ours.embed.weight, embedding)
     convert_to_hugging_face(tmp_path / "ours", tmp_path / "back")
     assert contents(tmp_path / "back") == contents(tmp_path / "theirs")
 

@@ -248,6 +248,58 @@ def test_windows_stand_where_each_type_puts_them(
     assert [model.get_attention_window(layer) for layer in range(4)] == windows
 
 
+GRANITE = {
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 8,
+    "embedding_multiplier": 12,
+    "attention_multiplier": 0.0078125,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8,
+}
+
+
+def test_granite_multiplies_embedding_scores_branches_and_logits() -> None:
+    model = tiny("granitemoehybrid", **GRANITE)
+    assert model.residual.model_dump() == {"kind": "pre", "multiplier": 0.22}
+    assert (model.embedding.scale, model.attention.scale) == (12, 0.0078125)
+    assert model.head.model_dump()["scale"] == 1 / 8
+    # The scale of a head's width is the usual one.
+    assert (
+        tiny("granite", num_attention_heads=64, attention_multiplier=0.125).attention.scale is None
+    )
+
+
+@pytest.mark.parametrize(("given", "kind"), [(None, "none"), ("nope", "none"), ("rope", "rope")])
+def test_granite_4_has_positions_where_its_file_says_so(given: str | None, kind: str) -> None:
+    changes = {"position_embedding_type": given, "rope_theta": 5e5}
+    position = tiny("granitemoehybrid", **GRANITE, **changes).position
+    assert position.model_dump().get("theta") == (5e5 if kind == "rope" else None)
+    assert position.kind == kind
+
+
+def test_granite_4_names_its_layers_in_two_ways_and_may_have_no_experts() -> None:
+    own = ["mamba", "mamba", "mamba", "attention"]
+    new = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+    experts = tiny("granitemoehybrid", **GRANITE, layer_types=own)
+    assert experts == tiny("granitemoehybrid", **GRANITE, layers_block_type=new)
+    assert experts.linear_layers == [0, 1, 2]
+    assert experts.moe is not None
+    assert (experts.moe.moe_intermediate_size, experts.moe.shared_expert_size) == (11008, 1024)
+    dense = tiny("granitemoehybrid", **GRANITE, num_local_experts=0, layer_types=["attention"] * 4)
+    assert (dense.moe, dense.linear_attention, dense.intermediate_size) == (None, None, 1024)
+
+
+def test_positions_of_a_text_are_equal_on_every_axis_of_qwen3_5() -> None:
+    rope = {"rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.5}
+    axes = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
+    assert tiny("qwen3_5_text", rope_parameters=rope | axes) == tiny(
+        "qwen3_5_text", rope_parameters=rope
+    )
+
+
 def test_smollm3_leaves_every_fourth_layer_unrotated() -> None:
     model = published("smollm3-3b")
     assert [model.uses_rope(layer) for layer in range(8)] == [True, True, True, False] * 2

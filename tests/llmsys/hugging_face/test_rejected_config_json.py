@@ -206,6 +206,52 @@ def test_a_llama_that_cannot_be_built_is_refused_by_name(
             "partial_rotary_factor: 1 and rotary_pct=0.25",
         ),
         ("gemma2", {"use_bidirectional_attention": True}, "a decoder is causal"),
+        (
+            "qwen3_next",
+            {"hidden_act": "gelu"},
+            "hidden_act: 'gelu' is not supported: the convolution is followed by silu. Only 'silu'",
+        ),
+        (
+            "qwen3_5_text",
+            {"attn_output_gate": False},
+            "attn_output_gate: false is not supported: outputs of attention have gates.",
+        ),
+        (
+            "qwen3_5_moe_text",
+            {"norm_topk_prob": False},
+            "norm_topk_prob: false is not supported: the weights of chosen experts are normalized.",
+        ),
+        (
+            "granite",
+            {"residual_multiplier": 0},
+            "residual_multiplier: 0.0 is not above 0.",
+        ),
+        ("granitemoe", {"logits_scaling": -2}, "logits_scaling: -2.0 is not above 0."),
+        (
+            "granitemoehybrid",
+            {"layer_types": ["mamba", "mlp"]},
+            "layer_types: 'mlp' is not supported. Use mamba or attention.",
+        ),
+        (
+            "granitemoehybrid",
+            {"layers_block_type": ["mamba"]},
+            "layers_block_type: has 1 entries for 32 layers. Give one for each.",
+        ),
+        (
+            "granitemoehybrid",
+            {"position_embedding_type": "learned"},
+            "position_embedding_type: 'learned' is not supported: other positions are not known.",
+        ),
+        (
+            "granitemoehybrid",
+            {"mamba_n_heads": 7},
+            "mamba_n_heads: 7 heads do not have mamba_expand · hidden_size = 8192 channels. Give",
+        ),
+        (
+            "granitemoehybrid",
+            {"normalization_function": "layernorm"},
+            "normalization_function: 'layernorm' is not supported: its norms are RMSNorm.",
+        ),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: 0.0 is not above 0."),
         (
             "gemma2",

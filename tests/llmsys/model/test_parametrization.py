@@ -199,7 +199,8 @@ def compute_logits(config: ModelConfig, *, is_exported: bool = False) -> torch.T
     {"attention": {"kind": "multi_head", "qk_norm": "head"},
         "moe": MOE | {"expert": {"kind": "gelu", "bias": True}}},
     {"attention": LATENT, "num_key_value_heads": 4, "residual": {"kind": "parallel"}},
-], ids=["tied", "experts", "latent"])  # fmt: skip
+    {"residual": {"kind": "pre", "multiplier": 0.5}},
+], ids=["tied", "experts", "latent", "scaled branches"])  # fmt: skip
 def test_exported_weights_compute_the_same_without_multipliers(
     kind: Settings, changes: Settings
 ) -> None:
@@ -207,6 +208,15 @@ def test_exported_weights_compute_the_same_without_multipliers(
     ours, exported = compute_logits(config), compute_logits(config, is_exported=True)
     assert ours.abs().max() > 1e-2
     torch.testing.assert_close(exported, ours, rtol=1e-4, atol=1e-5)
+
+
+def test_branches_have_the_factor_of_the_model_times_that_of_its_parametrization() -> None:
+    scaled = {"residual": {"kind": "pre", "multiplier": 0.5}}
+    plain = Transformer(build_tiny_config(**WIDE, **scaled))
+    assert plain.get_submodule("blocks.0").branch_factor == 0.5
+    deep = {"kind": "complete_p", "base_hidden_size": 16, "base_num_hidden_layers": 2}
+    both = Transformer(build_tiny_config(**WIDE, **scaled, parametrization=deep))
+    assert both.get_submodule("blocks.0").branch_factor == pytest.approx(0.5 / 3)
 
 
 def test_scores_fit_into_no_norm_that_adds_one() -> None:

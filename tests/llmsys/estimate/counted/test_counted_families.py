@@ -181,18 +181,10 @@ FAMILIES: dict[str, tuple[str, Any]] = {
         "HunYuanMoEV1ForCausalLM",
         lambda d: draw_experts(d) | {"head_dim": 10, "num_experts": 4, "moe_topk": 2},
     ),
-    "granitemoe": (
-        "GraniteMoeForCausalLM",
-        lambda d: draw_experts(d, num_local_experts=4, num_experts_per_tok=2),
-    ),
     "llama4_text": ("Llama4ForCausalLM", draw_llama4),
     "lfm2": ("Lfm2ForCausalLM", draw_lfm2),
     "modernbert": ("ModernBertForMaskedLM", draw_modernbert),
     "phi3": ("Phi3ForCausalLM", lambda d: draw_decoder(d) | draw_window(d)),
-    "granite": (
-        "GraniteForCausalLM",
-        lambda d: draw_decoder(d) | draw_flag(d, "attention_bias", "mlp_bias"),
-    ),
     "cohere": (
         "CohereForCausalLM",
         lambda d: draw_decoder(d) | draw_flag(d, "attention_bias", "use_qk_norm"),

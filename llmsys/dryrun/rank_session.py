@@ -8,6 +8,7 @@ Invariants:
 import gc
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,7 @@ from llmsys.dryrun.position_probe import find_position_probe
 from llmsys.dryrun.pretended_device import DEVICE, build_device_properties, install_device
 from llmsys.dryrun.rank_parameters import ParameterCounts, compute_parameter_counts
 from llmsys.dryrun.recorder import DryRunRecorder
+from llmsys.dryrun.shard_check import STATE
 from llmsys.dryrun.synthetic_batch import SyntheticRows, build_synthetic_batch
 from llmsys.dryrun.table_makers import KEPT_TABLE
 from llmsys.engine.engine import Engine, Loss
@@ -96,7 +98,8 @@ class SessionOutcome:
         parameters: elements that every rank holds.
         host_copy_bytes: copy of this rank's state in host memory.
         process_bytes: peak memory of this process.
-        local_sizes: elements of each parameter that this rank holds, by name.
+        local_sizes: elements of each parameter that this rank holds, by name, and of its master and
+            moments, by kind and name, such as `first_moment/embed.weight`.
     """
 
     parameters: ParameterCounts
@@ -134,6 +137,8 @@ class RankSession:
         """Set when all of a step has been recorded that is compared with the config."""
         self.first_sizes: dict[str, int] = {}
         """Elements of each parameter that this rank holds before the first step."""
+        self.state_sizes: dict[str, int] = {}
+        """Elements of each master and moment, after the last step."""
         self.signatures = CompiledSignatures()
         self.watch = OperationWatch(self.recorder)
 
@@ -199,7 +204,7 @@ class RankSession:
             self.is_compared = True
             self._find_tables(engine)
         counts = compute_parameter_counts(engine.module, self.layout, self.request.rank)
-        sizes = measure_shards(engine.module)
+        sizes = measure_shards(engine.module) | self.state_sizes
         torch.distributed.destroy_process_group()
         return SessionOutcome(counts, host_bytes, read_resident_memory("VmHWM"), sizes)
 
@@ -364,7 +369,9 @@ class RankSession:
         """Copy the state as an asynchronous save does, and return the bytes in host memory."""
         began = time.process_time()
         self.recorder.enter_phase("checkpoint", SAVING)
-        copies = HostStateCopy().copy_from_device(engine.get_state().tensors)
+        tensors = engine.get_state().tensors
+        self.state_sizes = measure_state_shards(tensors)
+        copies = HostStateCopy().copy_from_device(tensors)
         self._record_seconds("save", began)
         return sum(get_local(one).numel() * one.element_size() for one in copies.values())
 
@@ -419,6 +426,25 @@ def measure_shards(module: nn.Module) -> dict[str, int]:
         Counts by name.
     """
     return {name: get_local(one).numel() for name, one in module.named_parameters()}
+
+
+def measure_state_shards(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Count the elements of each master and moment that this rank holds, of those that are as large
+    as their parameter.
+
+    Args:
+        tensors: The state of an engine that has taken a step.
+
+    Returns:
+        Counts by kind and name of the parameter, such as `first_moment/embed.weight`.
+    """
+    sizes = {}
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition("/")
+        master = tensors.get(f"parameter/{name}")
+        if kind in STATE and master is not None and tensor.shape == master.shape:
+            sizes[key] = get_local(tensor).numel()
+    return sizes
 
 
 def get_local(tensor: Tensor) -> Tensor:

@@ -35,6 +35,11 @@ from llmsys.estimate.residual_model import (
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.events import Event, iter_events
 
+RESIDENT = "resident set of the whole process"
+"""Kind of memory of a run on a CPU, where nothing counts tensors."""
+RESERVED = "reserved by the allocator"
+"""Kind of memory of a run on an accelerator."""
+
 
 def format_run_comparison(run: dict[str, Any]) -> str:
     """Format the comparison of one run; residuals are measured over predicted, minus 1.
@@ -55,13 +60,15 @@ def format_run_comparison(run: dict[str, Any]) -> str:
         _format_parameter_row(run["parameters"]),
         _format_memory_row(run["memory_bytes"]),
         _format_time_row(run["step_seconds"]),
+        _format_speed_row(run["tokens_per_second"]),
     ]
     table = [
         f"  {name:<12}{predicted:<34}{measured:<14}{verdict}"
         for name, predicted, measured, verdict in rows
     ]
     titles = f"  {'':<12}{'predicted':<34}{'measured':<14}residual"
-    return "\n".join([f"{head}, {ranks}, {run['steps']} steps", titles, *table])
+    about = f"  {run['memory_bytes']['about']}"
+    return "\n".join([f"{head}, {ranks}, {run['steps']} steps", titles, *table, about])
 
 
 def _format_parameter_row(found: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -104,6 +111,38 @@ def format_memory_size(count: float) -> str:
         Text such as `1.50 GiB`.
     """
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
+
+
+def _format_speed_row(found: dict[str, Any]) -> tuple[str, str, str, str]:
+    measured = f"{found['measured']:,.0f}"
+    if found["predicted"] is None:
+        return "tokens/s", "nothing", measured, "of full steps, without waits for data"
+    said = found["predicted"]
+    predicted = f"{said['p50']:,.0f} ({said['p10']:,.0f} to {said['p90']:,.0f})"
+    return "tokens/s", predicted, measured, f"{found['residual']:+.1%}"
+
+
+def describe_measured_memory(memory: dict[str, Any]) -> str:
+    """Say what predicted and measured memory are of, on both sides alike.
+
+    Args:
+        memory: `memory` of a `prediction` event.
+
+    Returns:
+        Sentences.
+    """
+    steps = "on the fullest rank, in the steps before the first evaluation or save"
+    if memory.get("kind") != RESIDENT:
+        return (
+            f"Predicted and measured memory are both what the allocator reserved {steps}. What "
+            "driver and NCCL take besides is in neither."
+        )
+    return (
+        f"Predicted and measured memory are both the {RESIDENT} {steps}. Of the predicted bytes "
+        f"{format_memory_size(memory.get('process_bytes', 0))} are the process as it was before "
+        "the first step, without weights and masters. Code and gaps of the heap that first steps "
+        "add are in the measured ones alone."
+    )
 
 
 UNKNOWN = "unknown"
@@ -166,6 +205,13 @@ class RunComparison:
             }
             time = {"measured": measured, "predicted": seconds.model_dump(), **within}
         counted = count_parameters(self.config.model).total
+        tokens = self.config.batch.tokens_per_step
+        speed: dict[str, Any] = {"measured": tokens / measured, "predicted": None}
+        if seconds is not None:
+            # Slow steps are few tokens: the ends of the interval change places.
+            ends = {"p10": seconds.p90, "p50": seconds.p50, "p90": seconds.p10}
+            speed["predicted"] = {name: tokens / one for name, one in ends.items()}
+            speed["residual"] = seconds.p50 / measured - 1
         return {
             "run": str(self.folder),
             "device": self.device_name,
@@ -178,8 +224,11 @@ class RunComparison:
                 "residual": self.measured["peak_bytes"] / memory["peak_bytes"] - 1,
                 "instant": memory["instant"],
                 "kind": memory["kind"],
+                "process_bytes": memory.get("process_bytes", 0),
+                "about": describe_measured_memory(memory),
             },
             "step_seconds": time,
+            "tokens_per_second": speed,
         }
 
 

@@ -7,7 +7,7 @@ Reads a `RunRecord`. A section with nothing to show is None.
 import math
 from typing import Any
 
-from llmsys.estimate.prediction_error import format_memory_size
+from llmsys.estimate.prediction_error import describe_measured_memory, format_memory_size
 from llmsys.report.html_markup import build_details, build_paragraph, build_table
 from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.report.run_record import RunRecord
@@ -95,7 +95,9 @@ def build_metrics_section(record: RunRecord) -> ReportSection | None:
 
 
 def build_prediction_section(record: RunRecord) -> ReportSection | None:
-    """Return a table of the estimate before the first step, and the measured steps."""
+    """Return a table of the estimate before the first step, and the measured steps, with a sentence
+    on what both are of.
+    """
     said, took = record.prediction, record.measured
     if said is None:
         return None
@@ -116,13 +118,29 @@ def build_prediction_section(record: RunRecord) -> ReportSection | None:
                 *_format_measured(took, "step_seconds", seconds["p50"]),
             ]
         )
-    note = (
-        None
-        if seconds is not None
-        else build_paragraph(f"No estimated step time: {said.get('why_no_time')}", is_muted=True)
-    )
+        tokens = record.get_start_value("tokens_per_step")
+        if isinstance(tokens, int):
+            rows.append(_build_speed_row(tokens, seconds, took))
+    notes = [build_paragraph(describe_measured_memory(memory), is_muted=True)]
+    if seconds is None:
+        missing = f"No estimated step time: {said.get('why_no_time')}"
+        notes.append(build_paragraph(missing, is_muted=True))
     table = build_table(("", "predicted", "measured", "residual"), rows, numeric=[1, 2, 3])
-    return ReportSection("prediction", "Prediction", [table, note])
+    return ReportSection("prediction", "Prediction", [table, *notes])
+
+
+def _build_speed_row(
+    tokens: int, seconds: dict[str, float], took: dict[str, Any] | None
+) -> list[str]:
+    """Return the row of tokens per second, of full steps and without waits for data, as the row of
+    steps is.
+    """
+    middle, slow, fast = (tokens / seconds[name] for name in ("p50", "p90", "p10"))
+    row = ["tokens/s of such steps", f"{middle:,.0f} ({slow:,.0f} to {fast:,.0f})"]
+    if took is None:
+        return [*row, "–", "–"]
+    found = tokens / took["step_seconds"]
+    return [*row, f"{found:,.0f}", f"{found / middle - 1:+.1%}"]
 
 
 def build_profile_section(record: RunRecord) -> ReportSection | None:

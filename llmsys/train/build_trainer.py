@@ -75,7 +75,11 @@ from llmsys.train.run_data import RunData, count_evaluated_tokens, open_run_data
 from llmsys.train.run_prediction import write_prediction
 from llmsys.train.shared_dataset import share_dataset_files
 from llmsys.train.step_guard import StepGuard, describe_step_contents
-from llmsys.train.step_metrics import build_step_meter, find_device_profile
+from llmsys.train.step_metrics import (
+    build_step_meter,
+    find_device_profile,
+    reset_peak_memory,
+)
 from llmsys.train.step_profiler import StepProfiler
 from llmsys.train.stop_request import StopRequest
 from llmsys.train.trainer import Trainer
@@ -231,8 +235,9 @@ def build_trainer(
     metric_logger = _build_metric_logger(config, stack, dataset, steps, device, start.resumed)
     if start.resumed is None and start.parent is not None:
         metric_logger.log_event("branch", start.steps, **start.parent)
-    write_prediction(metric_logger, start.steps, config, device, profile)
     trim_allocator(device)  # of initial values and of what a checkpoint was read into
+    write_prediction(metric_logger, start.steps, config, device, profile)
+    reset_peak_memory(device)  # what was predicted, and is compared with the peak, are steps
     profiler = StepProfiler(config.train.profile, config.run.folder, get_rank(), device)
     stack.enter_context(profiler.handle_signal())
     check = build_corruption_check(config, engine, layout)

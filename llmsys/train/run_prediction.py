@@ -20,7 +20,7 @@ from llmsys.estimate.device_profile import (
 )
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.peak_memory import estimate_peak_memory
-from llmsys.estimate.prediction_error import format_memory_size
+from llmsys.estimate.prediction_error import RESERVED, RESIDENT, format_memory_size
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import compute_state_bytes
 from llmsys.estimate.step_time import estimate_step_time
@@ -68,7 +68,7 @@ def build_prediction(
                 (one.bytes for one in everything.instants if one.name == IN_EVALUATION), default=0
             ),
             # Accelerators report what the allocator reserved; CPUs only the resident set.
-            "kind": "reserved by the allocator" if on_gpu else "resident set of the process",
+            "kind": RESERVED if on_gpu else RESIDENT,
         },
         "device": "unknown" if profile is None else profile.name,
         "profile": config.flops.device,
@@ -143,14 +143,14 @@ def write_prediction(
     record.log_event("prediction", step, **found)
     memory = found["memory"]
     seconds = found["step_seconds"]
-    own = memory["process_bytes"]
+    own, kind = memory["process_bytes"], memory["kind"]
     if own:
         log.info("this process holds %s", format_memory_size(read_resident_memory("VmRSS")))
     log.info(
         "predicted: %s on the fullest rank, %s%s",
         format_memory_size(memory["peak_bytes"]),
         memory["instant"],
-        f", of which {format_memory_size(own)} are the process itself" if own else "",
+        f", of which {format_memory_size(own)} are the process itself" if own else f", {kind}",
     )
     if memory["evaluation_bytes"] > memory["peak_bytes"]:
         more = format_memory_size(memory["evaluation_bytes"]), config.evaluation_sequences

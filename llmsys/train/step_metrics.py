@@ -28,6 +28,7 @@ from llmsys.estimate.prediction_error import format_memory_size
 from llmsys.parallel.process_group import all_reduce_max, get_world_size
 
 UNKNOWN = "unknown device"
+PEAK_RESET = Path("/proc/self/clear_refs")
 
 
 def find_device_profile(config: RunConfig, device: torch.device) -> DeviceProfile | None:
@@ -126,6 +127,24 @@ def read_peak_memory(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
     return read_resident_memory("VmHWM"), 0
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Begin the peak of this process anew, so that it is that of the steps that follow: building a
+    model and loading a checkpoint may need more.
+
+    Args:
+        device: Device of this rank.
+
+    Raises:
+        OSError: The system has /proc and does not let a process begin its own peak anew.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif PEAK_RESET.exists():
+        # Linux, proc(5): 5 sets VmHWM to the resident set of now. Other systems keep the peak of
+        # the whole process.
+        PEAK_RESET.write_text("5")
 
 
 def read_resident_memory(field_name: str) -> int:

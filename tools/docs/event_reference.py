@@ -132,8 +132,8 @@ FIELDS = {
     "loss": "Mean cross entropy over all ranks, in nats per target.",
     "mean_depth": "Mean number of steps of a position, where `model.recurrence` is adaptive.",
     "memory": (
-        "Predicted `peak_bytes`, the `instant` of it, `evaluation_bytes`, and the `kind` of "
-        "memory measured."
+        "Predicted `peak_bytes`, the `instant` of it, `evaluation_bytes`, `process_bytes` of them "
+        "that are the process before the first step, and the `kind` of memory measured."
     ),
     "memory_allocated_bytes": "Peak bytes of tensors; accelerators only.",
     "memory_bytes": "Peak reserved memory of the fullest rank; on CPUs its resident set.",
@@ -159,7 +159,10 @@ FIELDS = {
     "parameters_active": "Parameters that one token uses.",
     "parent_steps": "Step of the parent.",
     "peak_allocated_bytes": "Peak bytes of tensors; accelerators only.",
-    "peak_bytes": "Peak memory above that in use before the model was built, on the fullest rank.",
+    "peak_bytes": (
+        "Peak memory of the steps before the first evaluation or save, on the fullest rank: "
+        "reserved by the allocator; on CPUs of the whole process."
+    ),
     "perplexity": "`exp(loss)`.",
     "phase": "What the rank did last.",
     "policy": "`train.on_bad_step`.",

@@ -13,6 +13,8 @@ from llmsys.config.loading.load import load_run_config
 from llmsys.errors import ConfigError, DataError
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.prediction_error import (
+    RESERVED,
+    RESIDENT,
     load_profile_to_update,
     load_run_comparison,
     load_run_comparisons,
@@ -70,9 +72,35 @@ def test_a_run_is_told_with_signed_residuals(tmp_path: Path) -> None:
         1.7 / load_program_profile("llmsys").fit["dense"].factor - 1
     )
     assert not time["within_p10_p90"]
+    # 4 windows of 512 tokens; a slow step is few tokens.
+    speed = found["tokens_per_second"]
+    assert speed["measured"] == pytest.approx(4 * 512 / time["measured"])
+    assert speed["predicted"]["p10"] == pytest.approx(4 * 512 / time["predicted"]["p90"])
+    assert speed["residual"] == pytest.approx(1 / (1 + time["residual"]) - 1)
     assert load_run_comparison(write_run(tmp_path / "b", 1.0)).to_dict()["step_seconds"][
         "within_p10_p90"
     ]
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        (
+            {"kind": RESIDENT, "process_bytes": 3 << 28},
+            "both the resident set of the whole process on the fullest rank, in the steps before "
+            "the first evaluation or save. Of the predicted bytes 768.0 MiB are the process as it",
+        ),
+        ({"kind": RESERVED, "process_bytes": 0}, "both what the allocator reserved on the fullest"),
+    ],
+    ids=["cpu", "accelerator"],
+)
+def test_it_is_said_what_both_memories_are_of(
+    tmp_path: Path, memory: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = {"peak_bytes": 2**30, "instant": "in the loss", **memory}
+    run = write_run(tmp_path / "a", memory=full)
+    assert main(["reconcile", str(run)]) == 0
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [DENSE, MOE], ids=["dense", "moe"])

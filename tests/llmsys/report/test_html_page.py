@@ -12,7 +12,13 @@ import pytest
 from llmsys.errors import DataError
 from llmsys.report.html_page import write_report
 from llmsys.report.packed_plotly import pack_script
-from tests.helpers.example_run import HOSTILE, run_events, write_dataset, write_run
+from tests.helpers.example_run import (
+    HOSTILE,
+    TOKENS_PER_STEP,
+    run_events,
+    write_dataset,
+    write_run,
+)
 
 # Those that unpack.js has.
 SETTINGS = {"id": lzma.FILTER_LZMA1, "lc": 3, "lp": 0, "pb": 0, "dict_size": 1 << 23}
@@ -94,6 +100,9 @@ def test_costs_stand_beside_what_was_predicted(folders):
         "+50.0%",
         "0.8 s (0.7 to 0.95)",
         "+12.5%",
+        *(f"{TOKENS_PER_STEP / seconds:,.0f}" for seconds in (0.8, 0.95, 0.7, 0.9)),
+        "-11.1%",
+        "are both what the allocator reserved on the fullest rank",
         "81.2%",
         "aten::mm",
     ):

@@ -28,10 +28,13 @@ from llmsys.estimate.step_time import estimate_step_time
 from llmsys.train import run_prediction, step_metrics
 from llmsys.train.run_prediction import build_prediction
 from llmsys.train.step_metrics import (
+    PEAK_RESET,
     StepMeter,
     build_flops_convention,
     build_step_meter,
     find_device_profile,
+    read_peak_memory,
+    reset_peak_memory,
 )
 from tests.helpers.device_profile import NAME, build_abacus, write_abacus
 from tests.helpers.ranks import run_ranks
@@ -157,6 +160,16 @@ def test_peaks_of_evaluation_are_not_a_steps(monkeypatch: pytest.MonkeyPatch) ->
             one.mark_other_work()
     # the first step warms up
     assert one.compute_run_metrics() == {"step_seconds": 3.0, "steps": 4, "peak_bytes": 150}
+
+
+@pytest.mark.skipif(not PEAK_RESET.exists(), reason="only Linux begins a peak anew")
+def test_the_peak_of_steps_has_nothing_of_what_came_before_them() -> None:
+    initial_values = torch.ones(1 << 25)  # 128 MiB, as a checkpoint that is read
+    before, _ = read_peak_memory(CPU)
+    del initial_values
+    reset_peak_memory(CPU)
+    after, _ = read_peak_memory(CPU)
+    assert before - after > 100 << 20
 
 
 def test_steps_of_a_growing_batch_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ documents. What is written are the bytes that the stage `filter` would write fro
 Invariants:
     - A row is taken over only where its verdict is proven: a kept document whose stored statistics,
       which are rounded to float32, are within every new limit by more than the rounding; a dropped
-      one whose test is the same and no earlier test became stricter. All others are measured.
+      one whose value, which is stored as measured, fails its test still, where no earlier test
+      became stricter. All others are measured.
     - Where something cannot be proven, such as two documents at one offset, nothing is taken over.
 """
 
@@ -48,6 +49,7 @@ from llmsys.config.quality_rules import (
     RuleConfig,
 )
 from llmsys.data_pipeline.core.document_schema import concat_batches
+from llmsys.data_pipeline.core.funnel import format_reason
 from llmsys.data_pipeline.rules.chain import list_thresholds
 from llmsys.data_pipeline.rules.rule import ThresholdTest
 from llmsys.storage.arrow_file import read_batches, read_columns, read_schema
@@ -261,7 +263,7 @@ def take_over_rows(
     kept = _read_whole(files["kept"])
     dropped = _read_whole(files["dropped"])
     unsure = _find_unsure_documents(kept, changes)
-    again = _find_undecided_drops(dropped, changes)
+    dropped, again = _decide_drops(dropped, changes)
     if unsure is None:
         return None
     reached = kept.num_rows + int(_mask_titles(dropped, changes).sum())
@@ -271,7 +273,7 @@ def take_over_rows(
     if not places.is_unique or kept.num_rows + dropped.num_rows != places.batches[-1]:
         return None
     wanted = [
-        places.find_rows(batch.filter(pa.array(mask)))
+        places.find_rows(batch.select(["offset"]).filter(pa.array(mask)))
         for batch, mask in ((kept, unsure), (dropped, again))
     ]
     texts = _read_texts(source, places.batches, np.sort(np.concatenate(wanted)))
@@ -317,37 +319,98 @@ def _mask_titles(dropped: pa.RecordBatch, changes: Mapping[str, Sequence[RuleCha
     return np.array([stage in titles for stage in dropped.column("stage").to_pylist()], np.bool_)
 
 
-def _find_undecided_drops(
+def _decide_drops(
     dropped: pa.RecordBatch, changes: Mapping[str, Sequence[RuleChange]]
-) -> Mask:
-    """Mask the dropped documents whose first failed test, or its threshold, may be another one now.
-    The language of a dropped document is not stored: what changed for any counts for all.
+) -> tuple[pa.RecordBatch, Mask]:
+    """Return the dropped documents with their new thresholds, and mask those whose first failed
+    test may be another one now. The language of a dropped document is not stored: what changed for
+    any counts for all.
     """
-    verdicts = dict[tuple[str, str], bool]()
-    stages, tests = (dropped.column(name).to_pylist() for name in ("stage", "test"))
-    pairs = list(zip(stages, tests, strict=True))
-    for stage, test in set(pairs):
-        verdicts[stage, test] = any(_is_undecided(stage, test, rules) for rules in changes.values())
-    return np.array([verdicts[pair] for pair in pairs], np.bool_)
+    names = ("stage", "test", "value", "threshold", "reason")
+    rows = list(zip(*(dropped.column(name).to_pylist() for name in names), strict=True))
+    sides = [_find_side(value, threshold) for _, _, value, threshold, _ in rows]
+    keys = [(stage, test, side) for (stage, test, *_), side in zip(rows, sides, strict=True)]
+    decisions = {key: _decide_test(*key, changes) for key in set(keys)}
+    undecided = np.zeros(len(rows), np.bool_)
+    thresholds = [row[3] for row in rows]
+    reasons = [row[4] for row in rows]
+    for number, (stage, test, value, threshold, reason) in enumerate(rows):
+        decision = decisions[keys[number]]
+        if not isinstance(decision, ThresholdTest):
+            undecided[number] = decision
+        # A reason in other words shows that the value is not all that the test saw.
+        elif reason == format_reason(stage, test, value, threshold) and _is_beyond(value, decision):
+            thresholds[number] = decision.threshold
+            reasons[number] = format_reason(stage, test, value, decision.threshold)
+        else:
+            undecided[number] = True
+    written = {"threshold": thresholds, "reason": reasons}
+    columns = [
+        pa.array(written[field.name], field.type)
+        if field.name in written
+        else dropped.column(field.name)
+        for field in dropped.schema
+    ]
+    return pa.record_batch(columns, schema=dropped.schema), undecided
 
 
-def _is_undecided(stage: str, test: str, rules: Sequence[RuleChange]) -> bool:
+def _is_beyond(value: float | None, limit: ThresholdTest) -> bool:
+    """Return whether a value fails a limit, both as they are and in float32: a rule that measures
+    in float32 compares in it.
+    """
+    if value is None:
+        return False
+    pairs = [
+        (value, limit.threshold),
+        (np.float32(value), np.float32(limit.threshold)),
+    ]
+    if limit.drop_side == "above":
+        return all(measured > threshold for measured, threshold in pairs)
+    return all(measured < threshold for measured, threshold in pairs)
+
+
+def _find_side(value: float | None, threshold: float | None) -> str | None:
+    """Return the side of its limit on which a value lies; None if nothing was measured."""
+    if value is None or threshold is None:
+        return None
+    return "above" if value > threshold else "below"
+
+
+def _decide_test(
+    stage: str, test: str, side: str | None, changes: Mapping[str, Sequence[RuleChange]]
+) -> bool | ThresholdTest:
+    """Return what decides about the documents that a test dropped: False if they stay as they are,
+    the limit that has their values now, True if only measuring them does.
+    """
+    found = {_decide_rule_test(stage, test, side, rules) for rules in changes.values()}
+    return found.pop() if len(found) == 1 else True
+
+
+def _decide_rule_test(
+    stage: str, test: str, side: str | None, rules: Sequence[RuleChange]
+) -> bool | ThresholdTest:
+    """Return the same for documents of one language."""
     titles = [rule.title for rule in rules]
     if stage not in titles:
-        return False  # it reached no rule
+        return False  # they reached no rule
     number = titles.index(stage)
     if any(rule.stricter for rule in rules[:number]):
         return True
     rule = rules[number]
     if not rule.changed:
         return False
-    # Two limits may have one name, and other tests than limits have their own place in the order.
-    places = {index for index, limit in enumerate(rule.limits) if limit.test == test}
-    return (
-        not places
-        or bool(places & rule.changed)
-        or any(index < max(places) for index in rule.stricter)
-    )
+    # Two limits of a side may have one name, and other tests than limits have their own place in
+    # the order.
+    places = {
+        index
+        for index, limit in enumerate(rule.limits)
+        if limit.test == test and side in (None, limit.drop_side)
+    }
+    if not places or any(index < max(places) for index in rule.stricter):
+        return True
+    if not places & rule.changed:
+        return False
+    return rule.limits[places.pop()] if len(places) == 1 else True
 
 
 def _read_texts(source: Path, batches: Sequence[int], rows: Rows) -> pa.RecordBatch:

@@ -1,17 +1,21 @@
-"""Replace e-mail addresses, public IP addresses and telephone numbers in texts.
+"""Replace e-mail addresses, public IP addresses, telephone numbers, bank accounts, payment cards,
+national ids and access keys in texts.
 
 E-mail addresses in ASCII and IPv4 addresses are those of datatrove's expressions. Letters of other
 alphabets are part of an address too (RFC 6531). Letters of scripts without spaces are part of it
 only if nothing else is on their side of the `@`, because otherwise they are the text around it.
 
 Replacements are addresses and numbers that belong to nobody: example.com and example.org (RFC
-2606), the documentation networks (RFC 5737, RFC 3849), telephone numbers 555-0100 to 555-0199.
+2606), the documentation networks (RFC 5737, RFC 3849), telephone numbers 555-0100 to 555-0199,
+IBANs of a country XX (ISO 3166 leaves it to users), cards of the issuer 000000, and ids that begin
+with six zeros.
 
 IPv6 addresses (RFC 4291) are groups of hexadecimal digits, `::` once, IPv4 at the end.
 
 Invariants:
 - Time is linear in the text: e-mail addresses are searched around each `@`, other patterns have a
-  bounded length, that of IPv6 at most 45 characters.
+  bounded length, that of IPv6 at most 45 characters; `checked_numbers.py` and `access_keys.py`
+  have their own.
 - Spans are sorted and do not overlap.
 - A replacement is a function of the seed and the match (and, if configured, the document's id)."""
 
@@ -28,6 +32,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmsys.config.cleaning import PiiKind, PiiReplacementConfig
+from llmsys.data_pipeline.text.access_keys import find_access_keys
+from llmsys.data_pipeline.text.checked_numbers import find_cards, find_ibans, find_national_ids
 
 # Public addresses begin with 2 or 3, or are IPv4 after the NAT64 prefix (RFC 6052); times and MAC
 # addresses do not.
@@ -266,15 +272,20 @@ def find_phones(text: str) -> Iterator[Span]:
 Counts = dict[PiiKind, np.ndarray[tuple[int], np.dtype[np.int64]]]
 
 _FIND: dict[PiiKind, Callable[[str], Iterator[Span]]] = {
-    "email": find_emails, "ip": find_ips, "phone": find_phones,
+    "email": find_emails, "ip": find_ips, "phone": find_phones, "iban": find_ibans,
+    "card": find_cards, "national_id": find_national_ids, "secret": find_access_keys,
 }  # fmt: skip
 # Necessary condition for a match; tested for all texts at once.
 _NEEDS: dict[PiiKind, str] = {
     "email": "@",
     "ip": r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]|[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]|64:[fF][fF]9[bB]:",
     "phone": r"\+[1-9]|[0-9][ .)-]{1,2}[2-9][0-9]{2}[ .-]",
+    "iban": r"[A-Z]{2}[0-9]{2} ?[A-Z0-9]{4}",
+    "card": r"[0-9]{14}|[0-9]{4}[ -][0-9]{4}",
+    "national_id": r"[0-9]{15}|[12][0-9]{4}2[AB][0-9]{6}|[12] [0-9]{2} [0-9]{2} [0-9][0-9AB] [0-9]"
+    r"|[A-Z]{6}[0-9L-V]{2}[A-Z]|[0-9]{3}\.[0-9]{3}\.[0-9]{3}-",
+    "secret": r"AKIA|ASIA|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AIza|k_live_|hf_|PRIVATE KEY--",
 }  # fmt: skip
-_TOKEN: dict[PiiKind, str] = {"email": "<EMAIL>", "ip": "<IP>", "phone": "<PHONE>"}
 _EMAILS = ("email@example.com", "firstname.lastname@example.org")
 _NETWORKS = ("192.0.2", "198.51.100", "203.0.113")
 
@@ -325,7 +336,7 @@ def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacem
     """Choose the replacement of a match.
 
     Args:
-        kind: email, ip or phone.
+        kind: Kind of personal data.
         match: The text that is replaced.
         name: The document's id; "" for equal replacements in all documents.
         config: The section `data.pii`.
@@ -335,7 +346,7 @@ def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacem
         and seed.
     """
     if config.replacement == "token":
-        return _TOKEN[kind]
+        return f"<{kind.upper()}>"
     data = f"{kind}\0{name}\0{match}".encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(data, digest_size=8, key=str(config.seed).encode()).digest()
     number = int.from_bytes(digest, "big")
@@ -349,6 +360,15 @@ def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacem
             return f"{_NETWORKS[number % len(_NETWORKS)]}.{number // len(_NETWORKS) % 254 + 1}"
         case "phone":
             return f"+1 {200 + number % 800}-555-01{number // 800 % 100:02d}"
+        case "iban":
+            return f"XX00{number % 10**16:016d}"
+        case "card":
+            digits = f"{number % 10**10:010d}"
+            return f"0000 00{digits[:2]} {digits[2:6]} {digits[6:]}"
+        case "national_id":
+            return f"000000{number % 10**6:06d}"
+        case "secret":
+            return f"EXAMPLE-SECRET-{number % 10**8:08d}"
         case unreachable:
             assert_never(unreachable)
 

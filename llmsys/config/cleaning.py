@@ -196,7 +196,7 @@ UnicodeConfig = Annotated[
 ]
 
 
-PiiKind = Literal["email", "ip", "phone"]
+PiiKind = Literal["email", "ip", "phone", "iban", "card", "national_id", "secret"]
 
 
 class NoPiiReplacement(Section):
@@ -206,7 +206,10 @@ class NoPiiReplacement(Section):
 
 
 class PiiReplacementConfig(Section):
-    """Replace e-mail addresses, public IP addresses (IPv4 and IPv6) and telephone numbers.
+    """Replace personal data: e-mail addresses, public IP addresses (IPv4 and IPv6), telephone
+    numbers, bank accounts (IBAN) and payment cards with right check digits, national ids (of China,
+    Italy and France, and of Brazil with its dots), and secrets: access keys with a known beginning
+    and private keys in PEM.
 
     A replacement depends on the match, the seed and, with `consistency: document`, the document id.
     It never depends on earlier replacements, so results are independent of workers and file order.
@@ -218,8 +221,8 @@ class PiiReplacementConfig(Section):
     )
     replacement: Literal["reserved", "token"] = Field(
         "reserved",
-        description="reserved: an address or number reserved for documentation. token: <EMAIL>, "
-        "<IP>, <PHONE>.",
+        description="reserved: an address or number that belongs to nobody. token: <EMAIL>, <IP>, "
+        "<PHONE>, <IBAN>, <CARD>, <NATIONAL_ID>, <SECRET>.",
     )
     consistency: Literal["match", "document"] = Field(
         "match", description="Scope in which equal matches get equal replacements."

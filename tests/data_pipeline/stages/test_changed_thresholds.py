@@ -223,6 +223,40 @@ def test_an_earlier_test_of_the_same_rule_takes_a_dropped_document_when_it_is_st
     assert taken == {True: 1}
 
 
+def test_a_dropped_document_is_measured_where_its_value_passes_the_new_limit_alone(
+    tmp_path: Path, taken: Counter[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = list[int]()
+    select = apply_rules._DocumentFilter.select_documents
+
+    def note_texts(self: Any, texts: Any, drops: Any) -> Any:
+        measured.append(texts.num_rows)
+        return select(self, texts, drops)
+
+    monkeypatch.setattr(apply_rules._DocumentFilter, "select_documents", note_texts)
+    sentences = " ".join(write_sentences(random.Random(1), 40)).split()
+    with ArrowFileWriter(tmp_path / "texts", TEXT_SCHEMA) as writer:
+        rows = [
+            dict.fromkeys(TEXT_SCHEMA.names)
+            | {"id": f"{number:032x}", "url": "u", "file": "f", "offset": number}
+            | {"bytes_html": 9_000, "text": " ".join(sentences[: 10 * number]) + "."}
+            for number in range(1, 21)
+        ]
+        writer.write(pa.RecordBatch.from_pylist(rows, TEXT_SCHEMA))
+    rules: Rules = [{"kind": "gopher_quality", "min_words": 100, "min_stop_words": 0}]
+    block = Block(tmp_path / "texts", tmp_path)
+    earlier, _ = block.filter(rules)
+    for words, again in ((120, 3), (90, 3), (70, 2), (70.0, 0)):
+        changed = change_rules(rules, {"0.min_words": words})
+        measured.clear()
+        earlier, found = block.filter(changed, earlier)
+        assert sum(measured) == again
+        assert found == block.filter(changed)[1]
+    reasons = pa.ipc.open_file(tmp_path / f"dropped-{block.count - 1}").read_all().column("reason")
+    assert {reason.split(" < ")[1] for reason in reasons.to_pylist()} == {"70"}
+    assert taken == {True: 4}
+
+
 @pytest.mark.parametrize(
     "data",
     [{"unicode": {"kind": "ftfy"}}, {"documents": {"num_shards": 3, "batch_bytes": 4_000}}],

@@ -360,9 +360,9 @@ def _is_beyond(value: float | None, limit: ThresholdTest) -> bool:
     """
     if value is None:
         return False
-    pairs = [
+    pairs: list[tuple[float, float]] = [
         (value, limit.threshold),
-        (np.float32(value), np.float32(limit.threshold)),
+        (float(np.float32(value)), float(np.float32(limit.threshold))),
     ]
     if limit.drop_side == "above":
         return all(measured > threshold for measured, threshold in pairs)

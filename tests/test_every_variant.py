@@ -73,7 +73,6 @@ NOT_EXPORTED = {
     "model.rnn.kind=elman",
     "model.rnn.kind=lstm",
     "model.rnn.kind=gru",
-    "model.position.kind=none",
     "model.position.kind=transformer_xl",
     "model.position.scaling.kind=ntk",
     "model.feed_forward.kind=clamped_swiglu",

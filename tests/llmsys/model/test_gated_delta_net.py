@@ -33,6 +33,8 @@ def build_model_config(chunk_length: int) -> ModelConfig:
             "intermediate_size": 40,
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
+            # As transformers' layer has it.
+            "norm": {"kind": "rmsnorm", "eps": 1e-6},
             "layer_types": ["linear_attention", "full_attention"],
             "linear_attention": {
                 "kind": "gated_delta",

@@ -206,10 +206,12 @@ def _count_multiplications(context: RankContext, row: ParameterTensor, routed: i
     tokens = context.sequences * context.length // layout.context
     parts = count_tensor_shards(row, layout, context.config.model)
     module = row.name.rpartition(".")[0].rpartition(".")[2]
-    # A rank that has a whole matrix multiplies its own positions, but for key-value heads that the
-    # tensor ranks do not divide.
+    # A rank that has a whole matrix multiplies its own positions with it, but all positions with
+    # one of the key-value heads that the tensor ranks do not divide.
     if parts == 1 and module not in WHOLE_HEADS:
         tokens //= layout.tensor
+    elif parts == 1 and layout.tensor > 1:
+        parts = context.config.model.num_key_value_heads
     return tokens * row.elements_per_copy // parts
 
 

@@ -160,10 +160,12 @@ def _require_documents(found: "FoundContents", *, is_promised: bool) -> None:
         if is_promised
         else "documents to train on and held-out ones are different ones"
     )
+    where = f"{why}, and {found.patterns[0]} has {documents}, a file each."
+    if found.has_html:
+        raise ConfigError(f"{where} Give a folder with {MIN_DOCUMENTS} pages or more.")
     raise ConfigError(
-        f"{why}, and {found.patterns[0]} has {documents}, a file each. Split them into "
-        f"{MIN_DOCUMENTS} or more, such as with: split --lines 400 --additional-suffix .txt FILE "
-        "FOLDER/part-"
+        f"{where} Split them into {MIN_DOCUMENTS} or more, such as with: split --lines 400 "
+        "--additional-suffix .txt FILE FOLDER/part-"
     )
 
 

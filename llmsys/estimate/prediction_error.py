@@ -132,14 +132,15 @@ def describe_measured_memory(memory: dict[str, Any]) -> str:
         Sentences.
     """
     steps = "on the fullest rank, in the steps before the first evaluation or save"
-    if memory.get("kind") != RESIDENT:
+    # Only a CPU's prediction has the process in it.
+    if not memory.get("process_bytes"):
         return (
             f"Predicted and measured memory are both what the allocator reserved {steps}. What "
             "driver and NCCL take besides is in neither."
         )
     return (
         f"Predicted and measured memory are both the {RESIDENT} {steps}. Of the predicted bytes "
-        f"{format_memory_size(memory.get('process_bytes', 0))} are the process as it was before "
+        f"{format_memory_size(memory['process_bytes'])} are the process as it was before "
         "the first step, without weights and masters. Code and gaps of the heap that first steps "
         "add are in the measured ones alone."
     )

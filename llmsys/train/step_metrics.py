@@ -25,7 +25,10 @@ from llmsys.estimate.device_profile import (
 )
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.prediction_error import format_memory_size
+from llmsys.log import get_logger
 from llmsys.parallel.process_group import all_reduce_max, get_world_size
+
+log = get_logger(__name__)
 
 UNKNOWN = "unknown device"
 PEAK_RESET = Path("/proc/self/clear_refs")
@@ -131,20 +134,26 @@ def read_peak_memory(device: torch.device) -> tuple[int, int]:
 
 def reset_peak_memory(device: torch.device) -> None:
     """Begin the peak of this process anew, so that it is that of the steps that follow: building a
-    model and loading a checkpoint may need more.
+    model and loading a checkpoint may need more. Warn where a system does not let a process do so,
+    as some containers do not.
 
     Args:
         device: Device of this rank.
-
-    Raises:
-        OSError: The system has /proc and does not let a process begin its own peak anew.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif PEAK_RESET.exists():
         # Linux, proc(5): 5 sets VmHWM to the resident set of now. Other systems keep the peak of
         # the whole process.
-        PEAK_RESET.write_text("5")
+        try:
+            PEAK_RESET.write_text("5")
+        except OSError as error:
+            log.warning(
+                "%s cannot be written (%s): the measured peak of memory has what building the "
+                "model and reading a checkpoint needed, and may be above the predicted one",
+                PEAK_RESET,
+                error,
+            )
 
 
 def read_resident_memory(field_name: str) -> int:

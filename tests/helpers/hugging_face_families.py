@@ -19,6 +19,21 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
 }
 GROUPED = SMALL | {"num_key_value_heads": 2}
+# The gated delta rule in two of three layers, without and with experts.
+DELTA = GROUPED | {
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+DELTA_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 10,
+}
 LATENT = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 10,
@@ -90,49 +105,17 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_next": (
         "qwen3_next",
         "Qwen3NextForCausalLM",
-        GROUPED
-        | {
-            "head_dim": 8,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 12,
-            "shared_expert_intermediate_size": 10,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 6,
-            "linear_value_head_dim": 5,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        },
+        DELTA | DELTA_EXPERTS,
     ),
     "qwen3_5_text": (
         "qwen3_5_text",
         "Qwen3_5ForCausalLM",
-        GROUPED
-        | {
-            "head_dim": 8,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 6,
-            "linear_value_head_dim": 5,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        },
+        DELTA,
     ),
     "qwen3_5_moe_text": (
         "qwen3_5_moe_text",
         "Qwen3_5MoeForCausalLM",
-        GROUPED
-        | {
-            "head_dim": 8,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 12,
-            "shared_expert_intermediate_size": 10,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 6,
-            "linear_value_head_dim": 5,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        },
+        DELTA | DELTA_EXPERTS,
     ),
     "granite": ("granite", "GraniteForCausalLM", GROUPED | {"mlp_bias": True}),
     "granitemoe": (

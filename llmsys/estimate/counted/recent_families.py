@@ -59,7 +59,6 @@ def build_hunyuan_experts(fields: ConfigJsonReader) -> CountedModel:
     """Return Hunyuan's mixtures: in each layer a shared expert beside the routed ones."""
     hidden, wide = read_size(fields, "hidden_size"), read_size(fields, "intermediate_size")
     experts = _read_equal_layers(fields, "num_experts")
-    bias = fields.read_bool("attention_bias")
     shared = iter_feed_forward(
         "layers.{i}.mlp.shared_mlp", hidden, wide, component="shared_experts"
     )
@@ -68,35 +67,11 @@ def build_hunyuan_experts(fields: ConfigJsonReader) -> CountedModel:
         *iter_experts("layers.{i}.mlp", experts, hidden, wide),
         *shared,
     ]
-    visits = _read_equal_layers(fields, "moe_topk")
+    dense = build_decoder(fields, attention_bias=fields.read_bool("attention_bias"), qk_norm="head")
     layers = range(fields.read_int("num_hidden_layers"))
-    return _build_sparse_decoder(
-        fields, mixture, layers, visits, attention_bias=bias, qk_norm="head", experts=experts
-    )
-
-
-def _build_sparse_decoder(
-    fields: ConfigJsonReader,
-    mixture: list[ParameterTensor],
-    sparse: Iterable[int],
-    visits: int,
-    *,
-    attention_bias: bool,
-    qk_norm: str,
-    experts: int,
-) -> CountedModel:
-    """Return a decoder with `mixture` instead of the feed-forward of `build_decoder` in layers
-    `sparse`.
-    """
-    dense = build_decoder(fields, attention_bias=attention_bias, qk_norm=qk_norm)
-    chosen = set(sparse)
-    rows: list[ParameterTensor] = []
-    for row in dense.rows:
-        if row.component != "feed_forward":
-            rows.append(row)
-        elif rest := tuple(layer for layer in row.layers if layer not in chosen):
-            rows.append(replace(row, layers=rest))
-    rows += place_rows(mixture, sorted(chosen))
+    rows = [row for row in dense.rows if row.component != "feed_forward"]
+    rows += place_rows(mixture, layers)
+    visits = _read_equal_layers(fields, "moe_topk")
     return replace(dense, rows=tuple(rows), experts=experts, visits=visits)
 
 

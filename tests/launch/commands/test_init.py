@@ -117,6 +117,10 @@ def test_few_text_files_have_more_held_out_and_one_is_not_enough(
         error = capsys.readouterr().err
         assert "has 1, a file each. Split them into 10 or more, such as with: split " in error
         assert not Path("novel.yaml").exists()
+    Path("page").mkdir()
+    Path("page/page.html").write_text("<p>Once upon a time there was a tokenizer.")
+    assert main(["init", "page", "--output", "page.yaml"]) == 2
+    assert "a file each. Give a folder with 10 pages or more." in capsys.readouterr().err
 
 
 def test_tokens_of_one_pass_are_told_by_a_sample(capsys: pytest.CaptureFixture[str]) -> None:

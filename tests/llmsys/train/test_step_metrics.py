@@ -172,6 +172,15 @@ def test_the_peak_of_steps_has_nothing_of_what_came_before_them() -> None:
     assert before - after > 100 << 20
 
 
+def test_a_run_goes_on_where_its_peak_cannot_begin_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A folder is written by nobody, root included.
+    monkeypatch.setattr(step_metrics, "PEAK_RESET", tmp_path)
+    reset_peak_memory(CPU)
+    assert "the measured peak of memory has what building the model" in caplog.text
+
+
 def test_steps_of_a_growing_batch_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     one = build_meter(
         monkeypatch, [100] * 99, "batch.ramp={start_tokens: 1024, ramp_tokens: 16384}"

@@ -267,6 +267,11 @@ def limit_prefetch_to_stages(model: Transformer, find_stage: Callable[[str], int
         if stage in before:
             units[0].set_modules_to_backward_prefetch(before[stage])
         before[stage] = units
+    if len(before) > 1:
+        assert isinstance(model, FSDPModule)
+        # What is outside of blocks takes part in the backward of every stage of the rank, and would
+        # prefetch the block that ran last, which may be another stage's.
+        model.set_modules_to_backward_prefetch([model])
 
 
 def list_blocks_in_order(model: Transformer) -> list[TransformerBlock]:

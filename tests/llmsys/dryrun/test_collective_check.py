@@ -17,6 +17,12 @@ from llmsys.dryrun.rank_groups import RankGroups
 from tests.helpers.dry_runs import EXPERTS, run_forked, run_planted, run_tiny
 
 MORE = "batch.sequences=32"
+INTERLEAVED = (
+    "layout.pipeline=2",
+    "layout.pipeline_schedule.kind=interleaved",
+    "layout.pipeline_schedule.stages_per_rank=2",
+    "model.num_hidden_layers=4",
+)
 LAYOUTS: list[tuple[tuple[str, ...], int]] = [
     ((), 0),
     (("engine.data_parallel=plain",), 0),
@@ -44,16 +50,14 @@ LAYOUTS: list[tuple[tuple[str, ...], int]] = [
     ),
     (
         (
-            "layout.pipeline=2",
-            "layout.pipeline_schedule.kind=interleaved",
-            "layout.pipeline_schedule.stages_per_rank=2",
-            "model.num_hidden_layers=4",
+            *INTERLEAVED,
             "model.tie_word_embeddings=true",
             "engine.reshard=never",
             MORE,
         ),
         4,
     ),
+    *(((*INTERLEAVED, "batch.sequences=16"), rank) for rank in (0, 7)),
 ]
 SHARED_PARAMETERS = """
 from llmsys.parallel.tensor_parallel import PartialGradientReducer

@@ -73,7 +73,6 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], int]] = {
         ),
         5,
     ),
-    # The last stages: those of the first ranks gather more often than is expected, see the README.
     "interleaved-expert": ((*INTERLEAVED, *EXPERTS, "layout.expert=2", "batch.sequences=16"), 7),
     "pipeline-tensor-ulysses": (
         (

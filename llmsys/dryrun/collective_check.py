@@ -49,13 +49,19 @@ def build_expectation(context: RankContext) -> Expectation:
     Returns:
         What it is expected to send and receive.
     """
+    expected = _build_pass_expectation(context)
+    _add_partial_gradients(context, expected)
+    _add_step_numbers(context, expected)
+    add_update_messages(context, expected)
+    return expected
+
+
+def _build_pass_expectation(context: RankContext) -> Expectation:
+    """Derive what the forward and backward passes of a step send."""
     expected = Expectation()
     add_sharding_messages(context, expected)
     add_activation_messages(context, expected)
     add_pipeline_messages(context, expected)
-    _add_partial_gradients(context, expected)
-    _add_step_numbers(context, expected)
-    add_update_messages(context, expected)
     return expected
 
 
@@ -128,6 +134,27 @@ def iter_unexpected_messages(log: CollectiveLog, context: RankContext) -> Iterat
         is_open = part in expected.open_parts or (operation, ranks) in expected.open_operations
         wanted = expected.messages[part, message]
         if found > wanted and not is_open and (part, operation, ranks, dtype) not in expected.sums:
+            yield _describe_difference(log, part, message, found, wanted)
+
+
+def iter_missing_messages(log: CollectiveLog, context: RankContext) -> Iterator[str]:
+    """Find what the passes of a step did not send, where it ended after them.
+
+    Args:
+        log: The messages of the part of a step that ran.
+        context: The rank and its config.
+
+    Yields:
+        A sentence for each kind of message that is missing, or less often than in a whole step.
+        Sums that may be cut in pieces are left out: some are sent after the passes.
+    """
+    expected = _build_pass_expectation(context)
+    if expected.is_open:
+        return
+    recorded = _merge_parts(log)
+    for (part, message), wanted in expected.messages.items():
+        found = recorded[part, message]
+        if found < wanted:
             yield _describe_difference(log, part, message, found, wanted)
 
 

@@ -6,8 +6,13 @@ import traceback
 from collections.abc import Iterator
 
 from llmsys.dryrun.block_check import check_blocks, iter_run_differences
-from llmsys.dryrun.collective_check import compare_collectives, iter_unexpected_messages
+from llmsys.dryrun.collective_check import (
+    compare_collectives,
+    iter_missing_messages,
+    iter_unexpected_messages,
+)
 from llmsys.dryrun.host_waits import OWN_FOLDER, PACKAGE
+from llmsys.dryrun.operation_watch import GRADIENTS_COMPLETE
 from llmsys.dryrun.rank_result import list_kernels
 from llmsys.dryrun.rank_session import RankSession
 from llmsys.dryrun.shard_check import find_wrong_shards
@@ -60,6 +65,8 @@ def _iter_differences(session: RankSession, error: Exception) -> Iterator[str]:
     frames = traceback.extract_tb(error.__traceback__)
     # Blocks that come later in an interrupted pass are not skipped.
     if all(frame.name != PASSES for frame in frames):
+        if recorder.phase.name.endswith(GRADIENTS_COMPLETE):
+            yield from iter_missing_messages(recorder.collectives, context)
         yield from iter_run_differences(recorder.block_runs, context)
 
 

@@ -42,6 +42,8 @@ INDEXING = (
 )
 READ_SCALAR = "aten._local_scalar_dense.default"
 WAIT = "_c10d_functional.wait_tensor.default"
+GRADIENTS_COMPLETE = "gradients complete"
+"""End of the name of the phase after the passes of a step."""
 
 
 class OperationWatch(TorchDispatchMode):
@@ -149,7 +151,7 @@ class OperationWatch(TorchDispatchMode):
             )
         elif not runs and phase.category == BACKWARD and phase.name.endswith("backward"):
             self.recorder.enter_phase(
-                f"{phase.name.rpartition(':')[0]}: gradients complete", BACKWARD
+                f"{phase.name.rpartition(':')[0]}: {GRADIENTS_COMPLETE}", BACKWARD
             )
 
     def begin_forward(self, name: str, repeated: str) -> None:

@@ -255,7 +255,7 @@ def _iter_options(
     from llmsys.estimate.model_tensors import count_parameters
     from llmsys.estimate.step_time import estimate_step_time
 
-    precision: Precision = "bf16" if "bf16" in profile.peak_flops else "fp32"
+    precision = _find_precision(profile)
     needed = _count_needed_pieces(sample, text_bytes)
     fitting = [one for one in VOCABULARIES if one[0] >= needed] or [VOCABULARIES[-1]]
     least_vocabulary = fitting[0][0]
@@ -290,6 +290,19 @@ def _iter_options(
                 parameters,
                 config,
             )
+
+
+def _find_precision(profile: "DeviceProfile") -> "Precision":
+    """Return what `train.precision: auto` becomes on the machine: a processor's profile has a rate
+    of bf16 also where it only emulates it.
+    """
+    import torch
+
+    from llmsys.train.precision import find_bf16_support
+
+    if profile.compute_capability is not None:
+        return "bf16" if "bf16" in profile.peak_flops else "fp32"
+    return "bf16" if find_bf16_support(torch.device("cpu")).is_native else "fp32"
 
 
 def _count_needed_pieces(sample: "TextSample", text_bytes: float) -> float:

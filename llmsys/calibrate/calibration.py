@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 import psutil
@@ -91,8 +91,8 @@ def build_device_profile(
         number: _compute_rates(rows, bandwidth, measured.launch_seconds)
         for number, rows in measured.matmuls.items()
     }
-    main: Number = "bf16" if "bf16" in rates else "fp32"
-    best = max(operations / seconds for operations, _, seconds in measured.matmuls[main])
+    main = find_main_number(measured.matmuls)
+    best = _compute_best_rate(measured.matmuls[main])
     products = _compute_share(median(rates[main]), best)
     # One efficiency serves all number types: their peaks are such that it gives the rate that was
     # seen.
@@ -135,7 +135,7 @@ def _measure_kernels(
     for number in sizes.dtypes:
         products[number] = list(measure_matmuls(sizes, number, device))
         progress.advance(products=number)
-    main: Number = "bf16" if "bf16" in products else "fp32"
+    main = find_main_number(products)
     grouped = measure_grouped_matmul_rate(sizes, main, device)
     progress.advance(done="experts")
     forward, backward = measure_attention_rates(sizes, main, device)
@@ -148,6 +148,27 @@ def _measure_kernels(
     return KernelMeasurements(
         products, grouped, forward, backward, copied, summed, host_bytes, launch, host
     )
+
+
+def find_main_number(matmuls: Mapping[Number, Sequence[tuple[float, float, float]]]) -> Number:
+    """Find the dtype that training uses on a device: of bf16 and fp32 the faster one.
+
+    A processor without instructions for bf16 takes ten times as long for it, and trains in fp32.
+
+    Args:
+        matmuls: FLOPs, bytes and seconds of measured products by dtype.
+
+    Returns:
+        "bf16" or "fp32".
+    """
+    numbers: tuple[Number, ...] = ("bf16", "fp32")
+    return max(
+        (one for one in numbers if one in matmuls), key=lambda one: _compute_best_rate(matmuls[one])
+    )
+
+
+def _compute_best_rate(rows: Sequence[tuple[float, float, float]]) -> float:
+    return max(operations / seconds for operations, _, seconds in rows)
 
 
 def _compute_rates(

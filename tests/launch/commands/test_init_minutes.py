@@ -16,6 +16,8 @@ from llmsys.data_pipeline.inspection.text_sample import TextSample
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.launch.commands.init_minutes import MAX_PASSES, RESERVE, SizedRun, plan_run_minutes
 from llmsys.launch.main import main
+from llmsys.train import precision as train_precision
+from llmsys.train.precision import NativeSupport
 from tests.helpers.example_run import write_dataset
 from tests.llmsys.calibrate.test_machine_probe import MEASURED
 
@@ -31,6 +33,8 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rate = StepRate(STEP_SECONDS, 0.02, 20, 1)
     monkeypatch.setattr(training_steps, "measure_fastest_rate", lambda *_: rate)
     monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0.5, 0.5))
+    support = NativeSupport(True, "as asked")
+    monkeypatch.setattr(train_precision, "find_bf16_support", lambda device: support)
     Path("texts").mkdir()
     rows = (json.dumps({"text": f"{n} " + "a text of the folder. " * 60}) for n in range(300))
     Path("texts/a.jsonl").write_text("\n".join(rows))
@@ -47,6 +51,24 @@ def test_the_tokens_fill_the_minutes_by_the_measured_step() -> None:
     assert run.promise.minutes.middle == pytest.approx(10, rel=0.01)
     assert run.promise.minutes.low < 9.6 < 10.4 < run.promise.minutes.high
     assert run.promise.tokens == run.tokens
+
+
+@pytest.mark.parametrize(("is_native", "precision"), [(False, "fp32"), (True, "bf16")])
+def test_the_measured_step_has_the_dtype_of_training(
+    is_native: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def measure(config: RunConfig, _: float) -> StepRate:
+        found.append(config.train.precision)
+        return StepRate(STEP_SECONDS, 0.02, 20, 1)
+
+    monkeypatch.setattr(training_steps, "measure_fastest_rate", measure)
+    support = NativeSupport(is_native, "as asked")
+    monkeypatch.setattr(train_precision, "find_bf16_support", lambda device: support)
+    assert "bf16" in MEASURED.peak_flops
+    plan_run_minutes(10, 1e9, SAMPLE)
+    assert found == [precision]
 
 
 def test_more_minutes_promise_a_lower_loss_of_a_larger_model() -> None:

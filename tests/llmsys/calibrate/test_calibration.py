@@ -70,6 +70,14 @@ def test_peak_and_efficiency_give_back_the_rates_that_were_seen() -> None:
     assert device.memory_bandwidth * device.efficiency.memory == pytest.approx(40e9)
 
 
+def test_rates_are_of_fp32_where_bf16_is_emulated() -> None:
+    rows = {"fp32": [(8e9, 0.0, 1.0), (10e9, 0.0, 1.0)], "bf16": [(1e9, 0.0, 1.0)]}
+    device = build_device_profile(measured(rows), None, CPU)  # type: ignore[arg-type]
+    assert device.get_peak_flops("fp32") == 10e9
+    assert device.get_peak_flops("fp32") * device.efficiency.attention == pytest.approx(5e9)
+    assert device.get_peak_flops("bf16") * device.efficiency.products == pytest.approx(1e9)
+
+
 def test_a_base_gives_the_boards_own_figures_and_no_efficiency() -> None:
     base = load_device_profile("a100-80gb")
     device = build_device_profile(measured({"bf16": [(156e12, 0.0, 1.0)]}), None, CPU, base=base)

@@ -115,7 +115,7 @@ class TrainConfig(Section):
         0.0,
         ge=0,
         description="Minutes in which training and its final evaluation shall end: `tokens` is a "
-        "first guess, and the budget follows the measured speed, up to four times of it. 0: "
+        "first guess, and the budget follows the measured speed, up to sixteen times of it. 0: "
         "`tokens` are trained.",
     )
     fitted_budgets: tuple[FittedBudget, ...] = Field(

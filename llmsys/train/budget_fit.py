@@ -23,7 +23,7 @@ from llmsys.parallel.process_group import run_on_rank_zero
 from llmsys.train.recorded_changes import set_budgets
 
 # A new budget is at most this many times the planned one.
-MAX_GROWTH = 4
+MAX_GROWTH = 16
 # The speed is that of this share of the minutes before: loads come and go.
 WINDOW_SHARE = 0.1
 MIN_MARKS = 8

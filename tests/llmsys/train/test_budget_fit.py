@@ -82,8 +82,8 @@ def test_the_run_ends_on_time(name: str) -> None:
     assert all(0 <= rate <= config.optimizer.learning_rate for rate in rates)
 
 
-def test_a_budget_grows_no_further_than_four_times_the_planned_one() -> None:
-    machine = Machine(lambda now: 0.01)
+def test_a_budget_grows_no_further_than_sixteen_times_the_planned_one() -> None:
+    machine = Machine(lambda now: 0.002)
     config, steps, _, _ = machine.train(build_config())
     assert steps == MAX_GROWTH * PLANNED
     assert machine.now < 60

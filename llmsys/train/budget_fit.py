@@ -124,8 +124,13 @@ class BudgetFit:
             return config.train.get_budget()
         (first_time, first_tokens), (last_time, last_tokens) = self._marks[0], self._marks[-1]
         cost = (last_time - first_time) / (last_tokens - first_tokens)
-        left = self._seconds - self._get_spent_seconds() - save_seconds
+        spent = self._get_spent_seconds()
+        left = self._seconds - spent - save_seconds
         tokens = int(left / cost - EVALUATED_COST * self._evaluated_tokens)
+        if spent < self._seconds / 2:
+            # At a moment's speed the evaluation alone may take all that is left. A later plan can
+            # shorten a run; none can continue one that has ended.
+            tokens = max(tokens, int(left / cost / 2))
         most = MAX_GROWTH * config.train.tokens - done
         return done + max(1, min(tokens, most))
 

@@ -67,6 +67,7 @@ SPEEDS = {
     "faster at the end": lambda now: 1.0 if now < 400 else 0.4,
     "a load that comes and goes": lambda now: 0.5 if now % 60 < 30 else 1.0,
     "a slow first step": lambda now: 20.0 if now == 0 else 0.6,
+    "starved at first": lambda now: 24.0 if now < 120 else 0.5,
     "slower in the last minute": lambda now: 0.6 if now < 540 else 1.2,
 }
 

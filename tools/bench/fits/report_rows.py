@@ -63,6 +63,8 @@ class ReportRow(BaseModel):
     device: str | None = None
     cluster: str | None = None  # a file of data/clusters
     program: str
+    # Why it is priced no more: what its report does not say, although its time depends on it.
+    left_out: str = ""
     # The measured time is one of these.
     seconds: float | None = Field(None, gt=0)  # of a step
     tokens_per_second: float | None = Field(None, gt=0)  # of one device
@@ -267,4 +269,5 @@ def list_report_rows(half: Half, draws: Sequence[ReportDraw] = DRAWS) -> list[Pu
         for name, report in load_reports(draw.reports).items()
         if name in getattr(load_report_split(draw.split), half)
         for row in report.rows
+        if not row.left_out
     ]

@@ -256,6 +256,12 @@ def iter_report_lines(rows: Sequence[TimeRow], tuned: Sequence[TimeRow]) -> Iter
         "table has the interval of a fit without the report of the row."
     )
     yield ""
+    for draw in DRAWS:
+        for name, report in load_reports(draw.reports).items():
+            for row in report.rows:
+                if row.left_out:
+                    yield f"- {name} {row.name} is not fitted on: {row.left_out}."
+    yield ""
     steps = [*rows, *tuned]
     yield from iter_held_out_table(
         [

@@ -78,8 +78,10 @@ def test_the_shipped_programs_differ_as_their_sources_say() -> None:
     }
     assert (times["megatron-drop"].reads_counts, times["megatron"].reads_counts) == (False, True)
     assert times["hai-llm"].expert_launches == 0
-    overlapped = [times[name] for name in list(times)[1:4]]
-    assert [one.expert_overlap for one in overlapped] == [0.35] * 3
-    assert [one.reads_counts for one in overlapped] == [False] * 3
-    assert [one.expert_rows for one in overlapped] == ["visit", "node", "node"]
-    assert [one.expert_launches for one in overlapped] == [17, 17, 0]
+    # Every expert of 8-bit steps quantizes and pads, in both micro-batches.
+    assert times["megatron-overlap"].expert_launches > 2 * times["megatron"].expert_launches
+    found = [times[name] for name in ("megatron-flex-overlap", "megatron-graph")]
+    assert [one.expert_overlap for one in found] == [0.35] * 2
+    assert [one.reads_counts for one in found] == [False] * 2
+    assert [one.expert_rows for one in found] == ["node"] * 2
+    assert [one.expert_launches for one in found] == [17, 0]

@@ -57,7 +57,7 @@ def count_backward_matmuls(block: Callable[[Tensor], Tensor]) -> Counter[tuple[i
     x = torch.randn(4, 8, requires_grad=True)
     loss = checkpoint(block, x, use_reentrant=False).sum()
     with MatmulCounter() as counter:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     return counter.found
 
 

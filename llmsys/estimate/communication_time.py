@@ -198,8 +198,10 @@ def estimate_tensor_parallel_seconds(
     scatter = estimate_all_gather_seconds(group, values * size, bench.device)
     gather = estimate_all_gather_seconds(group, values * _count_gathered_bytes(bench), bench.device)
     # Two of each forward; backward two of each, and 2 gathers of inputs for the weight gradients.
-    scatters = 2 * (1 + passes.recomputed) + 2
-    gathers = scatters + 2
+    # A repeated forward ends before the scatter behind the last product where that is not needed.
+    last = passes.recomputed if bench.software.repeats == "needed" else 0
+    gathers = 2 * (1 + passes.recomputed) + 4
+    scatters = gathers - 2 - last
     seconds = scatters * scatter + gathers * gather
     return seconds * model.num_hidden_layers / pipeline * (1 - bench.software.tensor_overlap)
 
@@ -310,8 +312,10 @@ def estimate_expert_parallel_seconds(
         )
     else:
         one = estimate_all_to_all_seconds(group, tokens * visits * row, bench.device)
-    # out and back, in the forward, the backward and a repeated forward
-    times = 2 * (2 + passes.recomputed) * model.num_moe_layers / pipeline
+    # out and back, in the forward and the backward; in a repeated forward back only where all of
+    # it is repeated
+    repeated = 1 if bench.software.repeats == "needed" else 2
+    times = (4 + repeated * passes.recomputed) * model.num_moe_layers / pipeline
     return times * one * (1 - bench.software.expert_overlap)
 
 

@@ -76,7 +76,7 @@ def estimate_host_seconds(
             else pipeline * (passes.forward + passes.backward)
         )
         waited = max(0.0, launches * second - hidden)
-        if bench.software.expert_rows == "visit":
+        if bench.software.expert_rows == "visit" and bench.software.reads_counts:
             # Routing waits for the counts of the all-to-all, so nothing hides its kernels.
             waited += 3 * LAUNCHES_MOE * bench.model.num_moe_layers * second
         return micro_batches * waited / pipeline

@@ -16,6 +16,7 @@ from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
 
 # their inputs are split, the others' outputs
 ROW_SPLIT = ("o_proj.weight", "down_proj.weight", "down_proj")
+DOWN = ROW_SPLIT[1:]  # the last products of a block
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class KernelSeconds:
     stages.
 
     `attention_backward` is without recomputation, `attention_repeated` what selective checkpointing
-    repeats; `launches` counts kernels forward."""
+    repeats; `unneeded` is the part of the blocks whose outputs the backward does not read:
+    down-projections, and what brings outputs of experts back; `launches` counts kernels forward."""
 
     matmul: float
     grouped: float
@@ -35,6 +37,7 @@ class KernelSeconds:
     head: float
     attention_backward: float
     attention_repeated: float
+    unneeded: float
     launches: int
 
     @property
@@ -91,20 +94,26 @@ def compute_kernel_seconds(bench: KernelContext) -> KernelSeconds:
         row for row in rows if row.name.startswith(("blocks", "encoder.blocks", "prediction"))
     ]
     attention, backward, repeated = estimate_attention_seconds(bench)
+    products = [
+        (
+            row,
+            _estimate_grouped_matmul_seconds(bench, row)
+            if row.input == "visit"
+            else _estimate_tensor_matmul_seconds(bench, row),
+        )
+        for row in blocks
+    ]
+    permutation = _estimate_permutation_seconds(bench)
     layers = sum(row.num_copies * row.steps for row in blocks if row.name.endswith("o_proj.weight"))
     if isinstance(bench.model.attention, PythonAttentionConfig):
         layers = bench.model.num_hidden_layers  # its names are the user's
     return KernelSeconds(
-        matmul=sum(
-            _estimate_tensor_matmul_seconds(bench, row) for row in blocks if row.input != "visit"
-        ),
-        grouped=sum(
-            _estimate_grouped_matmul_seconds(bench, row) for row in blocks if row.input == "visit"
-        ),
+        matmul=sum(one for row, one in products if row.input != "visit"),
+        grouped=sum(one for row, one in products if row.input == "visit"),
         attention=attention,
         elementwise=_estimate_elementwise_seconds(bench, layers)
         + _count_recurrent_kernels(bench) * bench.device.efficiency.launch_seconds,
-        permutation=_estimate_permutation_seconds(bench),
+        permutation=permutation,
         loss=_estimate_loss_seconds(bench),
         head=sum(
             _estimate_tensor_matmul_seconds(bench, row, head=True) for row in rows if not row.layers
@@ -112,6 +121,7 @@ def compute_kernel_seconds(bench: KernelContext) -> KernelSeconds:
         + _estimate_tied_head_seconds(bench),
         attention_backward=backward,
         attention_repeated=repeated,
+        unneeded=permutation / 2 + sum(one for row, one in products if row.name.endswith(DOWN)),
         launches=layers * (LAUNCHES + (LAUNCHES_MOE if bench.model.moe else 0))
         + _count_recurrent_kernels(bench),
     )
@@ -232,6 +242,8 @@ def _estimate_permutation_seconds(bench: KernelContext) -> float:
     passes = 5.0
     if bench.software.expert_rows == "visit" and 1 < layout.expert < moe.num_experts:
         passes += 4  # by expert again behind the all-to-all, and back: read and written
+    if bench.software.permutation == "dispatch" and layout.expert > 1:
+        passes = 0.0
     values = passes * moe.visits_per_token * model.hidden_size + 3 * moe.num_experts
     moved = bench.expert_load * tokens * values * bench.shape.value_bytes * bench.software.traffic
     return model.num_moe_layers * bench.estimate_memory_seconds(moved)

@@ -166,6 +166,12 @@ class SoftwareProfile(Section):
         "visit: once to each expert, by an all-to-all, after which each rank sorts what it "
         "got.",
     )
+    permutation: Literal["kernels", "dispatch"] = Field(
+        "kernels",
+        description="Where visits are sorted by expert, and summed again. kernels: in passes of "
+        "their own. dispatch: by the kernels that send them, as HybridEP's do, so that their "
+        "memory traffic is hidden by the links; without an expert axis as `kernels`.",
+    )
     context: Literal["heads", "ring"] = Field(
         "heads", description="Context parallelism; on a ring the last rank has the most work."
     )
@@ -213,6 +219,14 @@ class SoftwareProfile(Section):
         le=1,
         description="Share of a block's matmuls that selective activation checkpointing "
         "recomputes.",
+    )
+    repeats: Literal["block", "needed"] = Field(
+        "block",
+        description="What full activation checkpointing computes again. block: the whole forward "
+        "of a block. needed: until the last tensor that the backward reads is there, so neither "
+        "down-projections nor what brings outputs of experts back (early_stop of "
+        "torch.utils.checkpoint, where the router's weights multiply before the "
+        "down-projection).",
     )
     data_overlap: float = Field(
         0.8,

@@ -264,7 +264,8 @@ def _estimate_recompute_seconds(
     if config.train.activation_checkpoint in ("none", "offload"):
         return 0.0
     if config.train.activation_checkpoint == "full":
-        return work.blocks_forward
+        is_needed = bench.software.repeats == "needed"
+        return work.blocks_forward - (work.unneeded if is_needed else 0.0)
     cheap = (
         work.elementwise
         + work.permutation

@@ -29,7 +29,14 @@ from tools.bench.fits.published_row import (
     run_estimate,
 )
 from tools.bench.fits.read_rows import RUNS, UNSEEN, SkippedRow, read_rows
-from tools.bench.fits.report_rows import list_report_rows, load_report_split, load_reports
+from tools.bench.fits.report_rows import (
+    DRAWS,
+    Half,
+    ReportDraw,
+    list_report_rows,
+    load_report_split,
+    load_reports,
+)
 from tools.bench.fits.time_fit import (
     HeldOutRow,
     build_program_fits,
@@ -38,7 +45,7 @@ from tools.bench.fits.time_fit import (
     list_printed_rows,
     select_peers,
 )
-from tools.bench.fits.time_rows import KINDS, TimeRow, build_time_rows, get_model
+from tools.bench.fits.time_rows import KINDS, TimeClass, TimeRow, build_time_rows, get_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SUMMARY = ROOT / "docs" / "measurements" / "estimate.md"
@@ -198,41 +205,62 @@ def list_summary_lines(
     for kind in KINDS:
         group = [one for one in never if one.row.kind == kind]
         found.append(format_summary_line(f"{kind}, other rows of known reports", group))
-    new = list_printed_rows(build_time_rows(list_report_rows("held_out")), rows)
     for kind in KINDS[:2]:
-        group = [one for one in new if one.row.kind == kind]
-        found.append(format_summary_line(f"{kind}, reports that nothing was fitted on", group))
+        everything: list[HeldOutRow] = []
+        for draw in DRAWS:
+            group = list_never_used_rows("held_out", draw, kind, rows)
+            everything += [*group, *list_never_used_rows("shown", draw, kind, rows)]
+            found.append(format_summary_line(f"{kind}, held half of {draw.title}", group))
+        name = f"{kind}, all reports that nothing was fitted on"
+        found.append(format_summary_line(name, everything))
     return found
 
 
+def list_never_used_rows(
+    half: Half, draw: ReportDraw, kind: TimeClass, rows: Sequence[TimeRow]
+) -> list[HeldOutRow]:
+    """Return the rows of a class and half, with the intervals that the commands print."""
+    times = build_time_rows(list_report_rows(half, [draw]))
+    return list_printed_rows([one for one in times if one.kind == kind], rows)
+
+
 def iter_report_lines(rows: Sequence[TimeRow], tuned: Sequence[TimeRow]) -> Iterator[str]:
-    """Yield the rows of the half of the new reports that nothing was fitted or chosen by."""
-    reports, split = load_reports(), load_report_split()
+    """Yield the rows of the halves of the new reports that nothing was fitted or chosen by."""
     yield "### Reports that nothing was fitted on"
     yield ""
-    yield (
-        f"{len(reports)} reports were drawn into two halves (seed {split.seed}) before any of "
-        "their rows was priced. Constants are fitted on the tuning half: "
-        f"{', '.join(split.tuning)}. These are the rows of the other half:"
-    )
+    for draw in DRAWS:
+        reports, split = load_reports(draw.reports), load_report_split(draw.split)
+        drawn = len(split.tuning) + len(split.held_out)
+        yield (
+            f"{drawn} reports were drawn into two halves on {draw.title} 2026 (seed {split.seed}) "
+            "before any of their rows was priced. Constants are fitted on the tuning half: "
+            f"{', '.join(split.tuning)}. These are the rows of the other half:"
+        )
+        yield ""
+        for name in (*split.held_out, *split.shown):
+            one = reports[name]
+            yield f"- {name}: {one.title}, {one.url}. {one.note}".rstrip()
+        yield ""
+        held = [*list_report_rows("held_out", [draw]), *list_report_rows("shown", [draw])]
+        yield from iter_time_lines(build_time_rows(held), rows, (), is_foreign=True)
+    yield "### Reports of the tuning halves"
     yield ""
-    for name in split.held_out:
-        one = reports[name]
-        yield f"- {name}: {one.title}, {one.url}. {one.note}".rstrip()
-    yield ""
-    yield from iter_time_lines(
-        build_time_rows(list_report_rows("held_out")), rows, (), is_foreign=True
-    )
-    yield "### Reports of the tuning half"
-    yield ""
-    for name in split.tuning:
-        one = reports[name]
-        yield f"- {name}: {one.title}, {one.url}. {one.note}".rstrip()
+    for draw in DRAWS:
+        reports = load_reports(draw.reports)
+        for name in load_report_split(draw.split).tuning:
+            one = reports[name]
+            yield f"- {name}: {one.title}, {one.url}. {one.note}".rstrip()
     yield ""
     yield (
         "Factors, the spread and the variance between programs are fitted on these rows too. The "
         "table has the interval of a fit without the report of the row."
     )
+    yield ""
+    for draw in DRAWS:
+        for name, report in load_reports(draw.reports).items():
+            for row in report.rows:
+                if row.left_out:
+                    yield f"- {name} {row.name} is not fitted on: {row.left_out}."
     yield ""
     steps = [*rows, *tuned]
     yield from iter_held_out_table(

@@ -57,11 +57,31 @@ def test_a_plain_all_to_all_waits_for_its_counts_too() -> None:
     assert visit["host"] - node["host"] == pytest.approx(8 * 48 * 3 * 40 * SECOND)
 
 
+def test_nothing_waits_for_counts_that_the_host_does_not_read() -> None:
+    node, visit = (
+        price(4, expert_launches=17, expert_rows=rows, reads_counts=False)
+        for rows in ("node", "visit")
+    )
+    # The plain all-to-all sorts what arrived, and these passes hide launches too.
+    sorted_again = visit["permutation"] - node["permutation"]
+    assert node["host"] - visit["host"] == pytest.approx(sorted_again)
+    assert visit["host"] > 0
+
+
 def test_the_shipped_programs_differ_as_their_sources_say() -> None:
     times = {
         name: load_program_profile(name).time
-        for name in ("megatron", "megatron-overlap", "megatron-drop", "hai-llm")
+        for name in (
+            *("megatron", "megatron-overlap", "megatron-flex-overlap", "megatron-graph"),
+            *("megatron-drop", "hai-llm"),
+        )
     }
-    assert times["megatron-overlap"].expert_launches > 2 * times["megatron"].expert_launches
     assert (times["megatron-drop"].reads_counts, times["megatron"].reads_counts) == (False, True)
     assert times["hai-llm"].expert_launches == 0
+    # Every expert of 8-bit steps quantizes and pads, in both micro-batches.
+    assert times["megatron-overlap"].expert_launches > 2 * times["megatron"].expert_launches
+    found = [times[name] for name in ("megatron-flex-overlap", "megatron-graph")]
+    assert [one.expert_overlap for one in found] == [0.35] * 2
+    assert [one.reads_counts for one in found] == [False] * 2
+    assert [one.expert_rows for one in found] == ["node"] * 2
+    assert [one.expert_launches for one in found] == [17, 0]

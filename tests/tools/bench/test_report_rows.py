@@ -10,9 +10,13 @@ from llmsys.errors import ConfigError
 from tools.bench.fits.published_row import ROOT
 from tools.bench.fits.read_rows import RUNS, UNSEEN
 from tools.bench.fits.report_rows import (
-    REPORTS,
+    DRAWS,
+    FIRST_DRAW,
+    Half,
     Report,
+    ReportDraw,
     draw_report_split,
+    has_experts,
     list_report_rows,
     load_report_split,
     load_reports,
@@ -25,32 +29,52 @@ def _run_from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def test_the_halves_are_those_of_the_seed() -> None:
-    split = load_report_split()
-    assert draw_report_split(load_reports(), split.seed, split.known) == split
+@pytest.fixture(params=DRAWS, ids=["first", "experts"])
+def draw(request: pytest.FixtureRequest) -> ReportDraw:
+    found: ReportDraw = request.param
+    return found
 
 
-def test_every_report_is_in_one_half_with_all_its_rows() -> None:
-    split = load_report_split()
-    assert sorted([*split.tuning, *split.held_out]) == sorted(load_reports())
+def test_the_halves_are_those_of_the_seed(draw: ReportDraw) -> None:
+    split = load_report_split(draw.split)
+    drawn = draw_report_split(load_reports(draw.reports), split.seed, split.known, split.shown)
+    assert drawn == split
+
+
+def test_every_report_is_in_one_half_with_all_its_rows(draw: ReportDraw) -> None:
+    split = load_report_split(draw.split)
+    named = sorted([*split.tuning, *split.held_out, *split.shown])
+    assert named == sorted(load_reports(draw.reports))
     assert set(split.known) <= set(split.tuning)
-    tuning, held_out = list_report_rows("tuning"), list_report_rows("held_out")
-    assert {row.source for row in tuning} == set(split.tuning)
-    assert {row.source for row in held_out} == set(split.held_out)
-    assert len({row.name for row in (*tuning, *held_out)}) == len(tuning) + len(held_out) >= 60
+    halves: tuple[Half, ...] = ("tuning", "held_out", "shown")
+    rows = {half: list_report_rows(half, [draw]) for half in halves}
+    for half, found in rows.items():
+        assert {row.source for row in found} == set(getattr(split, half))
+    every = [row.name for found in rows.values() for row in found]
+    assert len(set(every)) == len(every) >= 60
 
 
-def test_both_halves_have_reports_with_experts_and_without() -> None:
-    split = load_report_split()
-    assert abs(len(split.tuning) - len(split.held_out)) <= 2
+def test_both_halves_have_reports_with_experts_and_without(draw: ReportDraw) -> None:
+    split, reports = load_report_split(draw.split), load_reports(draw.reports)
     for half in (split.tuning, split.held_out):
-        assert any("moe" in name or name in ("automodel", "pai-megatron") for name in half)
+        kinds = {has_experts(reports[name]) for name in half}
+        assert kinds == {True, False}
 
 
-def test_no_report_is_one_of_an_older_table() -> None:
+def test_a_report_priced_before_is_in_neither_half() -> None:
+    report = load_reports()["automodel"]
+    split = draw_report_split({"seen": report, "new": report}, 1, (), ["seen"])
+    assert (split.tuning, split.held_out, split.shown) == (("new",), (), ("seen",))
+
+
+def test_no_report_is_one_of_an_older_table(draw: ReportDraw) -> None:
     older = " ".join(path.read_text(encoding="utf-8") for path in (RUNS, *UNSEEN))
-    assert not set(load_reports()) & set(load_tables())
-    assert [one.url for one in load_reports().values() if one.url in older] == []
+    earlier = DRAWS[: DRAWS.index(draw)]
+    older += " ".join(one.reports.read_text(encoding="utf-8") for one in earlier)
+    reports = load_reports(draw.reports)
+    known = set(load_tables()).union(*(load_reports(one.reports) for one in earlier))
+    assert not set(reports) & known
+    assert [one.url for one in reports.values() if one.url in older] == []
 
 
 @pytest.mark.parametrize(
@@ -67,7 +91,7 @@ def test_no_report_is_one_of_an_older_table() -> None:
     ],
 )
 def test_a_bad_row_is_refused_by_name(change: dict[str, Any], said: str, tmp_path: Path) -> None:
-    values = yaml.safe_load(REPORTS.read_text(encoding="utf-8"))
+    values = yaml.safe_load(FIRST_DRAW.reports.read_text(encoding="utf-8"))
     report = values["nemotron4-340b"]
     report["rows"][1] |= change
     path = tmp_path / "reports.yaml"

@@ -1,16 +1,18 @@
 """Read rows of reports that no table of the project used before, and draw the reports into halves.
 
-Reads tests/data/estimate/reports.yaml (public facts, each report with its address) and
-report_split.yaml (the halves). Constants may be fitted on the tuning half; the other one is priced
-alone.
+Reads two draws of tests/data/estimate: reports.yaml and expert_reports.yaml (public facts, each
+report with its address) with report_split.yaml and expert_report_split.yaml (the halves). Constants
+may be fitted on the tuning halves; the others are priced alone.
 
 Invariants:
 - A report is in one half with all its rows: rows of one report share its machines and software.
 - The halves are those of the seed, so nobody chose them.
+- What the held half of an earlier draw says is not tuned on when a later one is priced.
 """
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -23,10 +25,24 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.flops import count_flops
 from tools.bench.fits.published_row import DATA, MODELS, ROOT, PublishedRow, list_run_words
 
-REPORTS = DATA / "reports.yaml"
-SPLIT = DATA / "report_split.yaml"
 CLUSTERS = MODELS.parent / "clusters"
-Half = Literal["tuning", "held_out"]
+Half = Literal["tuning", "held_out", "shown"]
+
+
+@dataclass(frozen=True)
+class ReportDraw:
+    """Reports that were drawn into halves together: what the draw is called, and its files."""
+
+    title: str
+    reports: Path
+    split: Path
+
+
+FIRST_DRAW = ReportDraw("29 November", DATA / "reports.yaml", DATA / "report_split.yaml")
+EXPERT_DRAW = ReportDraw(
+    "30 November", DATA / "expert_reports.yaml", DATA / "expert_report_split.yaml"
+)
+DRAWS = (FIRST_DRAW, EXPERT_DRAW)
 
 
 class ReportRow(BaseModel):
@@ -47,6 +63,8 @@ class ReportRow(BaseModel):
     device: str | None = None
     cluster: str | None = None  # a file of data/clusters
     program: str
+    # Why it is priced no more: what its report does not say, although its time depends on it.
+    left_out: str = ""
     # The measured time is one of these.
     seconds: float | None = Field(None, gt=0)  # of a step
     tokens_per_second: float | None = Field(None, gt=0)  # of one device
@@ -128,9 +146,11 @@ class ReportSplit(BaseModel):
     known: tuple[str, ...]
     tuning: tuple[str, ...]
     held_out: tuple[str, ...]
+    # Priced once before the draw: neither drawn nor tuned on.
+    shown: tuple[str, ...] = ()
 
 
-def load_reports(path: Path = REPORTS) -> dict[str, Report]:
+def load_reports(path: Path = FIRST_DRAW.reports) -> dict[str, Report]:
     """Load the reports by name.
 
     Args:
@@ -164,17 +184,23 @@ def _build_report(name: str, value: Any, path: Path) -> Report:
 
 
 @cache
-def load_report_split() -> ReportSplit:
+def load_report_split(path: Path = FIRST_DRAW.split) -> ReportSplit:
     """Load the halves.
+
+    Args:
+        path: YAML file.
 
     Returns:
         The committed draw.
     """
-    return ReportSplit.model_validate(yaml.safe_load(SPLIT.read_text(encoding="utf-8")))
+    return ReportSplit.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def draw_report_split(
-    reports: Mapping[str, Report], seed: int, known: Iterable[str] = ()
+    reports: Mapping[str, Report],
+    seed: int,
+    known: Iterable[str] = (),
+    shown: Iterable[str] = (),
 ) -> ReportSplit:
     """Draw the reports into halves: those with mixtures of experts, and the others, each in two.
 
@@ -182,14 +208,19 @@ def draw_report_split(
         reports: the reports by name.
         seed: of the draw.
         known: reports whose errors were known before, which go to the tuning half.
+        shown: reports that were priced before, which go to no half.
 
     Returns:
         The halves; of an odd number the tuning half has one more.
     """
     tuning: list[str] = []
     held_out: list[str] = []
-    for has_experts in (True, False):
-        group = sorted(name for name, one in reports.items() if _has_experts(one) == has_experts)
+    for is_mixture in (True, False):
+        group = sorted(
+            name
+            for name, one in reports.items()
+            if name not in shown and has_experts(one) == is_mixture
+        )
         drawn = [name for name in group if name not in known]
         random.Random(seed).shuffle(drawn)
         ordered = [name for name in group if name in known] + drawn
@@ -201,10 +232,19 @@ def draw_report_split(
         known=tuple(sorted(known)),
         tuning=tuple(sorted(tuning)),
         held_out=tuple(sorted(held_out)),
+        shown=tuple(sorted(shown)),
     )
 
 
-def _has_experts(report: Report) -> bool:
+def has_experts(report: Report) -> bool:
+    """Return whether a row of the report is a mixture of experts.
+
+    Args:
+        report: the report.
+
+    Returns:
+        True for one such row or more.
+    """
     for row in report.rows:
         config, *overrides = row.model_words
         place = config if config.startswith("model/") else str(ROOT / config)
@@ -213,19 +253,21 @@ def _has_experts(report: Report) -> bool:
     return False
 
 
-def list_report_rows(half: Half) -> list[PublishedRow]:
+def list_report_rows(half: Half, draws: Sequence[ReportDraw] = DRAWS) -> list[PublishedRow]:
     """List the rows of a half.
 
     Args:
-        half: tuning, or held_out.
+        half: tuning, held_out, or shown.
+        draws: whose.
 
     Returns:
-        Rows with their commands, in the order of the file.
+        Rows with their commands, in the order of the files.
     """
-    names = getattr(load_report_split(), half)
     return [
         row.build_published_row(name)
-        for name, report in load_reports().items()
-        if name in names
+        for draw in draws
+        for name, report in load_reports(draw.reports).items()
+        if name in getattr(load_report_split(draw.split), half)
         for row in report.rows
+        if not row.left_out
     ]

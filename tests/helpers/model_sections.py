@@ -128,7 +128,6 @@ DECODERS: dict[str, Changes] = {
         "num_key_value_heads": 4,
         "attention": LATENT,
         "position": {"kind": "none"},
-        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
     },
     "state space dual": DUAL,
     "state space dual in every layer, no bias": {

@@ -114,7 +114,11 @@ def test_the_counter_sees_the_backward_pass_of_linear_attention(name: str) -> No
 
 @pytest.mark.parametrize(
     "name",
-    ["dense", "sinks", "sandwich, capped, windows", "experts without a gate", "original", *LINEAR],
+    [
+        *["dense", "sinks", "sandwich, capped, windows", "experts without a gate", "original"],
+        # On a CPU no kernel has keys wider than values, and pairs are computed again.
+        *(name for name in LINEAR if "latents" not in name),
+    ],
 )
 def test_the_counter_sees_what_is_recomputed_selectively(name: str) -> None:
     config = ModelConfig.model_validate(SHAPE | VARIANTS[name])

@@ -77,6 +77,12 @@ from llmsys.hugging_face.granite_fields import (
     write_multipliers,
     write_optional_rope,
 )
+from llmsys.hugging_face.kimi_fields import (
+    read_kimi_experts,
+    read_kimi_layers,
+    write_kimi_experts,
+    write_kimi_layers,
+)
 from llmsys.hugging_face.layer_windows import (
     read_early_windows,
     read_every_window,
@@ -94,12 +100,6 @@ from llmsys.hugging_face.layer_windows import (
     write_windows_between,
     write_windows_from,
     write_windows_with_rope,
-)
-from llmsys.hugging_face.kimi_fields import (
-    read_kimi_experts,
-    read_kimi_layers,
-    write_kimi_experts,
-    write_kimi_layers,
 )
 from llmsys.hugging_face.linear_layers import (
     read_linear_layers,

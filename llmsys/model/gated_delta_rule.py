@@ -21,7 +21,7 @@ from llmsys.model.state_chunks import RowStart, compute_decays, cut_chunks
 
 
 class DeltaChunks(NamedTuple):
-    """What chunks do with a state, of all value heads or of their key heads.
+    """Work of chunks on a state, of all value heads or of their key heads.
 
     Attributes:
         scores: weights of what is written in the outputs, (B, G, S, N, C, C).

@@ -64,7 +64,7 @@ def apply_kimi_delta_rule(
         for x in (q_BTGK * q_BTGK.shape[-1] ** -0.5, k_BTGK)
     )
     updates = k * beta[..., None]
-    (scores, system), head, tail = multiply_pairs((q, updates), k, log_decay)
+    (scores, system), head, tail = compute_pair_products((q, updates), k, log_decay)
     head, tail, whole = head.exp(), tail.exp(), head[..., -1, :].exp()
     if segments_BT is not None:
         # Filled positions change nothing, so they may belong to the last segment.
@@ -82,7 +82,7 @@ def apply_kimi_delta_rule(
     return y_BTGSV[:, :length], state
 
 
-def multiply_pairs(
+def compute_pair_products(
     rows: Sequence[Tensor], keys: Tensor, log_decay: Tensor
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """Multiply positions of each chunk with the keys of it and earlier ones, with the decays

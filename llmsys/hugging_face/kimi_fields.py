@@ -9,12 +9,12 @@ from llmsys.hugging_face.shared_fields import Values, find_shortest_period, writ
 
 KINDS = ("linear_attention", "full_attention")
 FEED_FORWARDS = ("dense", "sparse")
-# Key of the published section, that of transformers, and what transformers takes without either.
-SIZES = (
-    ("num_heads", "linear_num_heads", 32),
-    ("head_dim", "linear_head_dim", 128),
-    ("short_conv_kernel_size", "linear_conv_kernel_dim", 4),
-)
+# Key of the published section → that of transformers.
+SIZES = {
+    "num_heads": "linear_num_heads",
+    "head_dim": "linear_head_dim",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
 SECTION = "linear_attn_config"
 
 
@@ -27,8 +27,7 @@ def read_kimi_layers(fields: ConfigJsonReader, values: Values) -> None:
     """
     section = fields.get_section(SECTION)
     sizes = []
-    for inner, outer, default in SIZES:
-        fields.defaults = {outer: default} | fields.defaults
+    for inner, outer in SIZES.items():
         section.defaults = {inner: fields.read_int(outer)} | section.defaults
         sizes.append(section.read_int(inner))
     kinds = _read_kinds(fields, section, values["num_hidden_layers"])

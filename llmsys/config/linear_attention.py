@@ -1,9 +1,10 @@
 """Linear attention by layer (`model.linear_attention`): mixers with a state of fixed size, for the
 layers that `model.layer_types` calls linear_attention.
 
-Their modules are in llmsys/model/gated_delta_net.py and mamba2_mixer.py.
+Their modules are in llmsys/model/gated_delta_net.py, kimi_delta_net.py and mamba2_mixer.py.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -11,7 +12,13 @@ from pydantic import Field
 
 from llmsys.config.linear_mixer import BaseLinearAttentionConfig
 from llmsys.config.model_shape import ModelShape
-from llmsys.config.module_tensors import ParameterTensor, iter_linear_parameters
+from llmsys.config.module_tensors import (
+    ActivationShape,
+    ParameterTensor,
+    SavedTensor,
+    ScoreShape,
+    iter_linear_parameters,
+)
 from llmsys.config.section import find_nearest, list_divisors
 from llmsys.errors import Violation
 
@@ -19,23 +26,8 @@ from llmsys.errors import Violation
 ATTENTION_KINDS = ("multi_head", "latent")
 
 
-class GatedDeltaConfig(BaseLinearAttentionConfig):
-    """The gated delta rule (Yang 2024, arXiv:2412.06464), as Qwen3-Next has it.
-
-    A head keeps a matrix of keys by values. Each position lets it decay, and replaces a share of
-    what it holds for the position's key. Keys, queries and values go through a short causal
-    convolution. The backward pass computes all between the projections again.
-    """
-
-    kind: Literal["gated_delta"] = "gated_delta"
-    head_numbers: ClassVar[dict[str, str]] = {"b_proj": "shares of updates", "a_proj": "decays"}
-
-    max_initial_decay: float = Field(
-        16.0,
-        gt=0,
-        description="Initial rates of decay are uniform from 0 to this. A position multiplies a "
-        "state by exp(-1.3 · rate) at first.",
-    )
+class BaseDeltaConfig(BaseLinearAttentionConfig):
+    """Base of the kinds of the delta rule, whose chunks are triangular systems."""
 
     @property
     def map_channels(self) -> int:
@@ -50,11 +42,31 @@ class GatedDeltaConfig(BaseLinearAttentionConfig):
         """
         yield from self.iter_projections(model)
         yield ParameterTensor("attention.A_log", (self.num_value_heads,), "attention")
-        yield ParameterTensor("attention.dt_bias", (self.num_value_heads,), "attention")
+        yield ParameterTensor("attention.dt_bias", (self.count_decays(),), "attention")
         yield ParameterTensor("attention.o_norm.weight", (self.value_head_dim,), "norms")
         yield from iter_linear_parameters(
             "attention.o_proj", model.hidden_size, self.value_channels, False, "attention"
         )
+
+    @abstractmethod
+    def count_decays(self) -> int:
+        """Return the offsets of decays."""
+
+    @abstractmethod
+    def count_pair_products(self, length: int) -> int:
+        """Return the multiplications of queries and keys of a row with keys.
+
+        Args:
+            length: positions of the row.
+        """
+
+    @abstractmethod
+    def count_pair_values(self, length: int) -> int:
+        """Return the numbers that these products need besides queries and keys.
+
+        Args:
+            length: positions of the row.
+        """
 
     def count_normed_channels(self, model: ModelShape) -> int:
         """Return the channels per token of the norms: queries, keys and outputs.
@@ -70,8 +82,8 @@ class GatedDeltaConfig(BaseLinearAttentionConfig):
         """Return the multiplications of a row between the projections, without the solve of each
         chunk, which torch's counter leaves out.
 
-        Products of queries and keys with keys belong to key heads. Within a chunk every value head
-        has a weighted sum, and from the second one on three products with its state.
+        Within a chunk every value head has a weighted sum, and from the second one on three
+        products with its state.
 
         Args:
             model: widths of the model.
@@ -80,9 +92,9 @@ class GatedDeltaConfig(BaseLinearAttentionConfig):
             documents: not used: chunks are computed as they are.
         """
         chunks, size = self.count_chunks(length), self.chunk_length
-        pairs = chunks * size**2 * (2 * self.key_channels + self.value_channels)
+        sums = chunks * size**2 * self.value_channels
         states = (chunks - 1) * size * 3 * self.value_channels * self.key_head_dim
-        return pairs + states
+        return self.count_pair_products(length) + sums + states
 
     def count_backward_products(self, model: ModelShape, length: int) -> int:
         """Return the multiplications that the backward pass of the solve of each chunk has, beyond
@@ -114,7 +126,8 @@ class GatedDeltaConfig(BaseLinearAttentionConfig):
         inputs = 3 * self.conv_channels + 2 * self.value_channels
         keys = 2 * heads * self.key_head_dim
         tables = 4 * heads * self.chunk_length
-        return positions * (inputs + keys + 2 * self._solved_channels + tables)
+        own = positions * (inputs + keys + 2 * self._solved_channels + tables)
+        return own + self.count_pair_values(length)
 
     def count_map_products(self, length: int) -> int:
         """Return the multiplications that the members of a ring do to find these numbers of a row.
@@ -127,6 +140,141 @@ class GatedDeltaConfig(BaseLinearAttentionConfig):
     @property
     def _solved_channels(self) -> int:
         return self.num_value_heads * (self.key_head_dim + self.value_head_dim)
+
+
+class GatedDeltaConfig(BaseDeltaConfig):
+    """The gated delta rule (Yang 2024, arXiv:2412.06464), as Qwen3-Next has it.
+
+    A head keeps a matrix of keys by values. Each position lets it decay, and replaces a share of
+    what it holds for the position's key. Keys, queries and values go through a short causal
+    convolution. The backward pass computes all between the projections again.
+    """
+
+    kind: Literal["gated_delta"] = "gated_delta"
+    head_numbers: ClassVar[dict[str, str]] = {"b_proj": "shares of updates", "a_proj": "decays"}
+
+    max_initial_decay: float = Field(
+        16.0,
+        gt=0,
+        description="Initial rates of decay are uniform from 0 to this. A position multiplies a "
+        "state by exp(-1.3 · rate) at first.",
+    )
+
+    def count_decays(self) -> int:
+        """Return one for each value head."""
+        return self.num_value_heads
+
+    def count_pair_products(self, length: int) -> int:
+        """Return the multiplications of queries and keys with keys, which are those of key heads.
+
+        Args:
+            length: positions of the row.
+        """
+        return self.count_chunks(length) * self.chunk_length**2 * 2 * self.key_channels
+
+    def count_pair_values(self, length: int) -> int:
+        """Return 0: tables of pairs are decayed as a whole.
+
+        Args:
+            length: positions of the row.
+        """
+        return 0
+
+
+class KimiDeltaConfig(BaseDeltaConfig):
+    """Kimi delta attention (Kimi Linear, arXiv:2510.26692, 3): the gated delta rule with a decay
+    for each channel of a key.
+
+    Decays and the gates of the outputs are projected through a few channels. The backward pass
+    computes all between the projections again.
+    """
+
+    kind: Literal["kimi_delta"] = "kimi_delta"
+    head_numbers: ClassVar[dict[str, str]] = {"b_proj": "shares of updates"}
+
+    num_key_heads: int = Field(32, ge=1, description="Heads of queries and of keys.")
+    decay_rank: int = Field(
+        128, ge=1, description="Channels through which decays are projected. A head's, usually."
+    )
+    gate_rank: int = Field(
+        128, ge=1, description="Channels through which gates are projected. A head's, usually."
+    )
+    max_initial_decay: float = Field(
+        16.0,
+        ge=1,
+        description="Initial rates of decay are uniform from 1 to this. A position multiplies a "
+        "channel by exp(-step · rate), with steps of 0.001 to 0.1 at first.",
+    )
+
+    @property
+    def decay_channels(self) -> int:
+        """Channels of the decays of all value heads."""
+        return self.num_value_heads * self.key_head_dim
+
+    @property
+    def head_channels(self) -> dict[str, int]:
+        """Implement `BaseLinearAttentionConfig.head_channels`, in the order of the module."""
+        return super().head_channels | {"decays": self.decay_channels}
+
+    def iter_projections(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the projections before the convolution, and it.
+
+        Args:
+            model: widths of the model.
+        """
+        hidden = model.hidden_size
+        sizes = {
+            "q_proj": (self.key_channels, hidden),
+            "k_proj": (self.key_channels, hidden),
+            "v_proj": (self.value_channels, hidden),
+            "g_a_proj": (self.gate_rank, hidden),
+            "g_b_proj": (self.value_channels, self.gate_rank),
+            "b_proj": (self.num_value_heads, hidden),
+            "f_a_proj": (self.decay_rank, hidden),
+            "f_b_proj": (self.decay_channels, self.decay_rank),
+        }
+        for name, (out_features, in_features) in sizes.items():
+            yield from iter_linear_parameters(
+                f"attention.{name}", out_features, in_features, False, "attention"
+            )
+        yield self.build_convolution()
+
+    def count_decays(self) -> int:
+        """Return the offsets of decays: one for each channel."""
+        return self.decay_channels
+
+    def iter_saved_tensors(
+        self, model: ModelShape, scores: ScoreShape, shape: ActivationShape, **options: bool
+    ) -> Iterator[SavedTensor]:
+        """Yield the channels through which gates and decays go, too.
+
+        The arguments are those of MultiHeadAttentionConfig.
+        """
+        for name, width in {"gate": self.gate_rank, "decay": self.decay_rank}.items():
+            saved = shape.compute_residual_bytes(width)
+            yield SavedTensor(f"inner channels of the {name}s", saved, "product")
+        yield from super().iter_saved_tensors(model, scores, shape, **options)
+
+    def count_pair_products(self, length: int) -> int:
+        """Return the multiplications of queries and keys with keys: of each value head, because of
+        its decays, and of earlier positions alone.
+
+        Args:
+            length: positions of the row.
+        """
+        size = self.chunk_length
+        return self.count_chunks(length) * size * (size - 1) * self.decay_channels
+
+    def count_pair_values(self, length: int) -> int:
+        """Return the numbers of decayed queries and keys, of each halving of a chunk.
+
+        Args:
+            length: positions of the row.
+        """
+        halvings = self.chunk_length.bit_length() - 1
+        positions = self.count_chunks(length) * self.chunk_length
+        # Half of the positions as queries and twice as keys, and their decays.
+        return positions * halvings * self.decay_channels * 5 // 2
 
 
 class Mamba2Config(BaseLinearAttentionConfig):
@@ -235,7 +383,9 @@ class Mamba2Config(BaseLinearAttentionConfig):
         return self.chunk_length * self.value_channels * self.key_head_dim
 
 
-LinearAttentionConfig = Annotated[GatedDeltaConfig | Mamba2Config, Field(discriminator="kind")]
+LinearAttentionConfig = Annotated[
+    GatedDeltaConfig | KimiDeltaConfig | Mamba2Config, Field(discriminator="kind")
+]
 
 
 def find_linear_violations(
@@ -262,7 +412,7 @@ def find_linear_violations(
         yield Violation(
             "linear_attention",
             "layer_types has linear_attention, but the section is missing. Set "
-            "linear_attention.kind=gated_delta or mamba2.",
+            "linear_attention.kind=gated_delta, kimi_delta or mamba2.",
         )
     if linear is None:
         return
@@ -279,6 +429,13 @@ def find_linear_violations(
             "linear_attention.num_key_heads",
             f"{linear.num_key_heads} does not divide num_value_heads={linear.num_value_heads}. "
             f"Use {legal}.",
+        )
+    size = linear.chunk_length
+    if linear.kind == "kimi_delta" and size.bit_count() != 1:
+        legal = find_nearest(size, [2**power for power in range(size.bit_length() + 1)])
+        yield Violation(
+            "linear_attention.chunk_length",
+            f"{size} is no power of two, and kimi_delta computes a chunk by halves. Use {legal}.",
         )
     if family != "decoder":
         yield Violation(

@@ -60,6 +60,11 @@ class BaseLinearAttentionConfig(BaseAttentionConfig):
         return 2 * self.key_channels + self.value_channels
 
     @property
+    def head_channels(self) -> dict[str, int]:
+        """Channels of value heads besides values and gates, by what they are."""
+        return dict.fromkeys(self.head_numbers.values(), self.num_value_heads)
+
+    @property
     @abstractmethod
     def map_channels(self) -> int:
         """Numbers by which positions change a row of a state: of the matrix, and what is added."""
@@ -128,9 +133,12 @@ class BaseLinearAttentionConfig(BaseAttentionConfig):
             yield from iter_linear_parameters(
                 f"attention.{name}", width, model.hidden_size, False, "attention"
             )
-        yield ParameterTensor(
-            "attention.conv_weight", (self.conv_channels, self.conv_kernel_dim), "attention"
-        )
+        yield self.build_convolution()
+
+    def build_convolution(self) -> ParameterTensor:
+        """Return the weights of the convolution."""
+        shape = (self.conv_channels, self.conv_kernel_dim)
+        return ParameterTensor("attention.conv_weight", shape, "attention")
 
     def build_score_shape(self, model: ModelShape, keys: int, *, is_causal: bool) -> ScoreShape:
         """Return heads and channels; there are no scores of pairs.
@@ -158,8 +166,8 @@ class BaseLinearAttentionConfig(BaseAttentionConfig):
                 others get too.
         """
         keys = max(ranks, self.num_key_heads) * self.key_head_dim
-        numbers = len(self.head_numbers) * self.num_value_heads
-        return 2 * (keys + self.value_channels) + numbers, self.value_channels
+        rest = sum(self.head_channels.values())
+        return 2 * (keys + self.value_channels) + rest, self.value_channels
 
     def count_tail_values(self, length: int, ranks: int) -> int:
         """Return the inputs of the convolution that a row of a ring's member sends to the others.
@@ -209,7 +217,7 @@ class BaseLinearAttentionConfig(BaseAttentionConfig):
             "keys": keys,
             "values": self.value_channels,
             "output gate": self.value_channels,
-        } | dict.fromkeys(self.head_numbers.values(), self.num_value_heads)
+        } | self.head_channels
         for name, width in widths.items():
             yield SavedTensor(name, shape.compute_sharded_bytes(width), "product")
         chunks = FP32_BYTES * shape.sequences * self.count_chunk_values(shape.length)

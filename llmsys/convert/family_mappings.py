@@ -35,6 +35,7 @@ TABLES: dict[str, FamilyMapping | Callable[[ModelConfig], FamilyMapping]] = {
     "granite": decoder_mappings.LLAMA,
     "granitemoe": decoder_mappings.GRANITE_MOE,
     "granitemoehybrid": hybrid_mappings.build_granite_hybrid_mapping,
+    "kimi_linear": hybrid_mappings.build_kimi_linear_mapping,
     "bamba": hybrid_mappings.build_bamba_mapping,
     "qwen3_5_text": hybrid_mappings.build_qwen3_5_mapping,
     "qwen3_5_moe_text": hybrid_mappings.build_qwen3_5_mapping,

@@ -1,5 +1,5 @@
-"""Name mappings of hybrids, whose layers mix positions in several ways: Qwen3-Next, Qwen3.5, Bamba
-and Granite 4.
+"""Name mappings of hybrids, whose layers mix positions in several ways: Qwen3-Next, Qwen3.5, Kimi
+Linear, Bamba and Granite 4.
 
 Source: the parameter names of the published checkpoints, as transformers reads and writes them.
 """
@@ -10,9 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llmsys.config.linear_attention import GatedDeltaConfig, Mamba2Config
+from llmsys.config.linear_attention import GatedDeltaConfig, KimiDeltaConfig, Mamba2Config
 from llmsys.config.model import ModelConfig
-from llmsys.convert.decoder_mappings import GRANITE_EXPERTS, LLAMA, QWEN_MOE, TABLES, TIED
+from llmsys.convert.decoder_mappings import (
+    GRANITE_EXPERTS,
+    LLAMA,
+    MIXTRAL,
+    MIXTURE,
+    QWEN_MOE,
+    TABLES,
+    TIED,
+)
 from llmsys.convert.name_mapping import (
     FamilyMapping,
     FusedRows,
@@ -200,6 +208,67 @@ def build_qwen3_5_mapping(model: ModelConfig) -> FamilyMapping:
     """
     rules = _map_delta_layers(model, LLAMA if model.moe is None else QWEN_MOE, _map_delta_net)
     return FamilyMapping(rules, copies=TIED, ignored=(*TABLES, *PREDICTION, *VISION), outer=OUTER)
+
+
+@dataclass(frozen=True)
+class ChannelConvolutions:
+    """Weights of a convolution channel by channel: of queries, keys and values each, (C, 1, W), in
+    theirs, and of all, (D, W), in ours (Kimi Linear).
+    """
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return one matrix."""
+        return [torch.cat([one[:, 0] for one in theirs])]
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return three convolution weights."""
+        linear = model.linear_attention
+        assert isinstance(linear, KimiDeltaConfig)
+        sizes = [linear.key_channels, linear.key_channels, linear.value_channels]
+        return [one[:, None] for one in ours[0].split(sizes)]
+
+
+@dataclass(frozen=True)
+class HeadRates:
+    """A number of each head, (1, 1, H, 1) in theirs and (H) in ours (Kimi Linear)."""
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return vectors."""
+        return [one[0, 0, :, 0] for one in theirs]
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return them with three more dims."""
+        return [one[None, None, :, None] for one in ours]
+
+
+def build_kimi_linear_mapping(model: ModelConfig) -> FamilyMapping:
+    """Build Kimi Linear's mapping. Both kinds of attention have one name in it.
+
+    Args:
+        model: The architecture, for the layers without experts.
+
+    Returns:
+        The mapping. It reads dense layers under the name of experts too, which transformers writes.
+    """
+    ours, theirs = "blocks.{i}.attention", "model.layers.{i}.self_attn"
+    plain = ("b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "o_norm")
+    names = {f"{ours}.{one}": f"{theirs}.{one}" for one in plain}
+    shared = {
+        f"blocks.{{i}}.feed_forward.shared.{one}": f"{MIXTURE}.shared_experts.{one}"
+        for one in ("gate_proj", "up_proj", "down_proj")
+    }
+    convolutions = tuple(f"{theirs}.{one}_conv1d.weight" for one in ("q", "k", "v"))
+    balance = {"blocks.{i}.feed_forward.balance_bias_E": f"{MIXTURE}.gate.e_score_correction_bias"}
+    rules = (
+        *MIXTRAL.rules,
+        *map_modules(names | shared),
+        *map_tensors(balance | {f"{ours}.dt_bias": f"{theirs}.dt_bias"}),
+        *map_tensors({f"{ours}.A_log": f"{theirs}.A_log"}, HeadRates()),
+        NameMapping((f"{ours}.conv_weight",), convolutions, ChannelConvolutions()),
+    )
+    dense = [layer for layer in range(model.num_hidden_layers) if not model.is_moe_layer(layer)]
+    outer = {f"model.layers.{one}.block_sparse_moe.": f"model.layers.{one}.mlp." for one in dense}
+    return FamilyMapping(rules, copies=TIED, ignored=TABLES, outer=outer)
 
 
 @dataclass(frozen=True)

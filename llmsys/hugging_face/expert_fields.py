@@ -90,7 +90,12 @@ def write_layers_between(model: Values, keys: Values) -> None:
 
 
 def read_expert_groups(
-    fields: ConfigJsonReader, values: Values, *, score: str, method: str = ""
+    fields: ConfigJsonReader,
+    values: Values,
+    *,
+    score: str,
+    method: str = "",
+    number: str = "n_group",
 ) -> None:
     """Read the groups of experts of which a token may use some.
 
@@ -99,13 +104,14 @@ def read_expert_groups(
         values: values of the ModelConfig, changed in place.
         score: how groups are ranked, `groups.score` of a ModelConfig.
         method: key that says whether there are groups. Empty: there always are.
+        number: key of the number of groups.
     """
     if method:
         asked = fields.read_choice(method, ("greedy", "group_limited_greedy"))
         fields.ignore_keys("n_group", "topk_group")
         if asked == "greedy":
             return
-    count = fields.read_optional_int("n_group")
+    count = fields.read_optional_int(number, "n_group")
     allowed = fields.read_optional_int("topk_group")
     if values["moe"] is not None and (count not in (None, 1) or allowed not in (None, 1)):
         values["moe"]["groups"] = {
@@ -115,13 +121,15 @@ def read_expert_groups(
         }
 
 
-def write_expert_groups(model: Values, keys: Values, *, score: str, method: str = "") -> None:
+def write_expert_groups(
+    model: Values, keys: Values, *, score: str, method: str = "", number: str = "n_group"
+) -> None:
     """Write the keys of `read_expert_groups`."""
     groups = (model["moe"] or {}).get("groups")
     if method:
         keys[method] = "greedy" if groups is None else "group_limited_greedy"
     if model["moe"] is not None:
-        keys["n_group"] = groups["num_groups"] if groups else 1
+        keys[number] = groups["num_groups"] if groups else 1
         keys["topk_group"] = groups["groups_per_token"] if groups else 1
 
 

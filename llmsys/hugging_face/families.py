@@ -77,6 +77,12 @@ from llmsys.hugging_face.granite_fields import (
     write_multipliers,
     write_optional_rope,
 )
+from llmsys.hugging_face.kimi_fields import (
+    read_kimi_experts,
+    read_kimi_layers,
+    write_kimi_experts,
+    write_kimi_layers,
+)
 from llmsys.hugging_face.layer_windows import (
     read_early_windows,
     read_every_window,
@@ -179,6 +185,8 @@ SPECIALS = {
     "windows_from": Special(read_windows_from, write_windows_from),
     "windows_with_rope": Special(read_windows_with_rope, write_windows_with_rope),
     "linear_layers": Special(read_linear_layers, write_linear_layers),
+    "kimi_layers": Special(read_kimi_layers, write_kimi_layers),
+    "kimi_experts": Special(read_kimi_experts, write_kimi_experts),
     "mamba_layers": Special(read_mamba_layers, write_mamba_layers),
     "granite_layers": Special(read_granite_layers, write_granite_layers),
     "granite_feed_forward": Special(read_granite_feed_forward, write_granite_feed_forward),

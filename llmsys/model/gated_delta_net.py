@@ -3,6 +3,8 @@ the gated delta rule, and a gated norm of its outputs (Yang 2024, arXiv:2412.064
 Qwen3-Next).
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,16 +20,20 @@ from llmsys.model.state_chunks import RowStart
 
 
 class GatedRmsNorm(nn.Module):
-    """RMSNorm of each head, times silu of a gate."""
+    """RMSNorm of each head, times an activation of a gate."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(
+        self, width: int, eps: float, activation: Callable[[Tensor], Tensor] = F.silu
+    ) -> None:
         """Build the weight, which begins at 1.
 
         Args:
             width: Channels of a head.
             eps: Added to the mean of squares.
+            activation: Of the gate.
         """
         super().__init__()
+        self.activation = activation
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(width))
 
@@ -42,7 +48,7 @@ class GatedRmsNorm(nn.Module):
             Same shape and dtype as the gate.
         """
         normed = F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
-        return (normed * F.silu(gate.to(x.dtype))).to(gate.dtype)
+        return (normed * self.activation(gate.to(x.dtype))).to(gate.dtype)
 
 
 class GatedDeltaNet(LinearMixer):

@@ -8,6 +8,8 @@ Documents need no lengths: where two positions belong to different segments of a
 between them is 0. So shapes never depend on data.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +18,26 @@ from llmsys.model.state_chunks import RowStart, compute_decays, cut_chunks
 
 # B rows, T positions, G key heads, S value heads of a key head, K channels of a key, V of a value,
 # N chunks, C positions of a chunk, D channels of the convolution, W positions that it reads
+
+
+class DeltaChunks(NamedTuple):
+    """Work of chunks on a state, of all value heads or of their key heads.
+
+    Attributes:
+        scores: weights of what is written in the outputs, (B, G, S, N, C, C).
+        queries: of the state before the chunk, (B, G, S, N, C, K).
+        keys: of what is written, decayed to the end of the chunk, (B, G, S, N, C, K).
+        written: what the chunk writes into an empty state, (B, G, S, N, C, V).
+        read: keys whose values in the state before are taken away from it, (B, G, S, N, C, K).
+        whole: decays over the chunk, (B, G, S, N, 1 or K, 1).
+    """
+
+    scores: Tensor
+    queries: Tensor
+    keys: Tensor
+    written: Tensor
+    read: Tensor
+    whole: Tensor
 
 
 def normalize_heads(x: Tensor) -> Tensor:
@@ -79,39 +101,56 @@ def apply_gated_delta_rule(
     system = (k @ k.mT) * beta * decays.pair
     solved = torch.linalg.solve_triangular(system, inputs, upper=False, unitriangular=True)
     written, read = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
-    parts = (
+    chunks = DeltaChunks(
         (q @ k.mT) * decays.pair,
         q * decays.head[..., None],
         k * decays.tail[..., None],
         written,
         read,
-        decays.whole,
+        decays.whole[..., None, None],
     )
-    state: Tensor | None = None
-    if start is not None:
-        given = start.state
-        state = given if isinstance(given, Tensor) else given(*_compose_chunks(parts))
-    y_BGSNCV, state = _scan_chunks(parts, state, keeps_state=keeps_state)
-    y_BTGSV = y_BGSNCV.flatten(3, 4).permute(0, 3, 1, 2, 4)
+    y_BTGSV, state = run_delta_chunks(chunks, start, keeps_state=keeps_state)
     return y_BTGSV[:, :length], state
 
 
-def _compose_chunks(parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+def run_delta_chunks(
+    chunks: DeltaChunks, start: RowStart | None, *, keeps_state: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Take the state from chunk to chunk.
+
+    Args:
+        chunks: what they do with it.
+        start: what rows continue from. None: from zero.
+        keeps_state: return the last state.
+
+    Returns:
+        The outputs, (B, N · C, G, S, V), and the last state, (B, G, S, K, V), or None where it is
+        not kept.
+    """
+    state: Tensor | None = None
+    if start is not None:
+        given = start.state
+        state = given if isinstance(given, Tensor) else given(*_compose_chunks(chunks))
+    y_BGSNCV, state = _scan_chunks(chunks, state, keeps_state=keeps_state)
+    return y_BGSNCV.flatten(3, 4).permute(0, 3, 1, 2, 4), state
+
+
+def _compose_chunks(parts: DeltaChunks) -> tuple[Tensor, Tensor]:
     """Return how all chunks together change a state: the matrix (B, G, S, K, K) that it is
     multiplied with, and what is added (B, G, S, K, V).
     """
     _, _, *rest = parts
-    width = parts[2].shape[-1]
-    change = torch.eye(width, dtype=parts[2].dtype, device=parts[2].device)
-    change = F.pad(change, (0, parts[3].shape[-1]))
+    width = parts.keys.shape[-1]
+    change = torch.eye(width, dtype=parts.keys.dtype, device=parts.keys.device)
+    change = F.pad(change, (0, parts.written.shape[-1]))
     for keys, written, read, whole in zip(*(part.unbind(3) for part in rest), strict=True):
         new = F.pad(written, (width, 0)) - read @ change
-        change = change * whole[..., None, None] + keys.mT @ new
+        change = change * whole + keys.mT @ new
     return change[..., :width], change[..., width:]
 
 
 def _scan_chunks(
-    parts: tuple[Tensor, ...], state: Tensor | None, *, keeps_state: bool
+    parts: DeltaChunks, state: Tensor | None, *, keeps_state: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Take the state from chunk to chunk; return the outputs (B, G, S, N, C, V) and the last state.
 
@@ -130,5 +169,5 @@ def _scan_chunks(
         if number == len(chunks) and not keeps_state:
             return torch.stack(outputs, dim=3), None
         added = keys.mT @ new
-        state = added if state is None else state * whole[..., None, None] + added
+        state = added if state is None else state * whole + added
     return torch.stack(outputs, dim=3), state

@@ -125,17 +125,18 @@ def _compute_linear_attention_value(
 ) -> Tensor | None:
     """Return the whole initial value of a vector of linear attention; None for other parameters.
 
-    Rates of decay are uniform from 0. Steps are softplus(1), as in Qwen3-Next; of Mamba-2 their
-    logarithms are uniform from 0.001 to 0.1.
+    Rates of decay are uniform from 0, of kimi_delta from 1. Steps are softplus(1), as in
+    Qwen3-Next; of other kinds their logarithms are uniform from 0.001 to 0.1.
     """
     linear = config.linear_attention
     if linear is None:
         return None
     match name.rpartition("attention.")[2]:
         case "A_log":
+            low = 1.0 if linear.kind == "kimi_delta" else 0.0
             share = _draw_uniform(name, shape, seed).clamp(min=MIN_DECAY_SHARE)
-            return (linear.max_initial_decay * share).log().float()
-        case "dt_bias" if linear.kind == "mamba2":
+            return (low + (linear.max_initial_decay - low) * share).log().float()
+        case "dt_bias" if linear.kind != "gated_delta":
             low, high = (math.log(step) for step in INITIAL_STEPS)
             steps = (low + (high - low) * _draw_uniform(name, shape, seed)).exp()
             # The inverse of softplus.

@@ -44,17 +44,17 @@ class LinearMixer(nn.Module):
         self.sizes = attention
         # Where several ranks hold the positions of a row; given from outside.
         self.exchange: StateExchange | None = None
-        hidden, heads = config.hidden_size, attention.num_value_heads
-        keys, values = attention.key_channels, attention.value_channels
-        widths = (keys, keys, values, values)
-        for number, name in enumerate(self.projections):
-            width = widths[number] if number < len(widths) else heads
-            self.add_module(name, nn.Linear(hidden, width, bias=False))
+        heads = attention.num_value_heads
+        for row in attention.iter_projections(config):
+            *_, name, kind = row.name.split(".")
+            if kind == "weight":
+                out_features, in_features = row.shape
+                self.add_module(name, nn.Linear(in_features, out_features, bias=False))
         shape = (attention.conv_channels, attention.conv_kernel_dim)
         self.conv_weight = nn.Parameter(torch.randn(shape) * 0.02)
         self.A_log = nn.Parameter(torch.zeros(heads))
         self.dt_bias = nn.Parameter(torch.ones(heads))
-        self.o_proj = nn.Linear(values, hidden, bias=False)
+        self.o_proj = nn.Linear(attention.value_channels, config.hidden_size, bias=False)
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions.
@@ -66,7 +66,7 @@ class LinearMixer(nn.Module):
         Returns:
             (B, T, D) in the dtype of the input.
         """
-        projected = [self.get_submodule(name)(x_BTD) for name in self.projections]
+        projected = self.project_positions(x_BTD)
         exchange = self.exchange
         if exchange is not None and not exchange.is_sharded:
             exchange = None
@@ -96,6 +96,15 @@ class LinearMixer(nn.Module):
         y_BTD: Tensor = self.o_proj(mixed_BTH)
         return y_BTD
 
+    def project_positions(self, x_BTD: Tensor) -> list[Tensor]:
+        """Return queries, keys, values, gates, and what else the rule needs of each value head, all
+        ordered by head.
+
+        Args:
+            x_BTD: states of all positions, normed.
+        """
+        return [self.get_submodule(name)(x_BTD) for name in self.projections]
+
     @abstractmethod
     def run_rule(
         self,
@@ -109,7 +118,7 @@ class LinearMixer(nn.Module):
         """Run all between the projections.
 
         Args:
-            projected: the outputs of `projections`, of this rank's heads.
+            projected: the outputs of `project_positions`, of this rank's heads.
             tail_BTC: inputs of the convolution before the first position.
             segments_BL: segments of these and of the positions; None: one segment.
             start: what the states continue from.
@@ -126,7 +135,7 @@ class LinearMixer(nn.Module):
         the states.
 
         Args:
-            projected: the outputs of `projections`, of this rank's heads.
+            projected: the outputs of `project_positions`, of this rank's heads.
             tail_BTC: inputs of the convolution before the first position.
             segments_BL: segments of these and of the positions; None: one segment.
         """

@@ -122,14 +122,34 @@ def compute_decays(
     decays = ChunkDecays(pair, total.exp(), (last - total).exp(), last[..., 0].exp())
     if segments_BT is None:
         return decays
+    passages = find_passages(segments_BT, size, before_B)
+    return ChunkDecays(
+        decays.pair * passages.pair,
+        decays.head * passages.head,
+        decays.tail * passages.tail,
+        decays.whole * passages.whole,
+    )
+
+
+def find_passages(segments_BT: Tensor, size: int, before_B: Tensor | None) -> ChunkDecays:
+    """Find where a chunk leads from a segment to the same segment.
+
+    Args:
+        segments_BT: segments of the positions.
+        size: positions of a chunk.
+        before_B: segment before the first position; None: no state comes from there.
+
+    Returns:
+        Booleans in place of decays, of one head.
+    """
     segments = segments_BT.unflatten(1, (-1, size))[:, None, None]
     ends = segments[..., -1]
     none_yet = torch.full_like(ends[..., :1], -1)
     first = none_yet if before_B is None else before_B[:, None, None, None]
     incoming = torch.cat([first, ends[..., :-1]], dim=-1)
     return ChunkDecays(
-        decays.pair * (segments[..., :, None] == segments[..., None, :]),
-        decays.head * (segments == incoming[..., None]),
-        decays.tail * (segments == ends[..., None]),
-        decays.whole * (ends == incoming),
+        segments[..., :, None] == segments[..., None, :],
+        segments == incoming[..., None],
+        segments == ends[..., None],
+        ends == incoming,
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
-from llmsys.config.linear_attention import GatedDeltaConfig, Mamba2Config
+from llmsys.config.linear_attention import GatedDeltaConfig, KimiDeltaConfig, Mamba2Config
 from llmsys.config.long_attention import LinformerAttentionConfig, LongformerAttentionConfig
 from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model import ModelConfig
@@ -33,6 +33,7 @@ from llmsys.model.dropout import apply_dropout
 from llmsys.model.feed_forward import build_feed_forward
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.gated_delta_net import GatedDeltaNet
+from llmsys.model.kimi_delta_net import KimiDeltaNet
 from llmsys.model.latent_attention import MultiHeadLatentAttention
 from llmsys.model.long_attention import LinformerAttention, LongformerAttention
 from llmsys.model.lsh_attention import LshAttention
@@ -256,6 +257,8 @@ def build_attention(config: ModelConfig, layer: int) -> nn.Module:
     match config.get_mixer(layer):
         case GatedDeltaConfig() as attention:
             return GatedDeltaNet(config, attention, layer)
+        case KimiDeltaConfig() as attention:
+            return KimiDeltaNet(config, attention, layer)
         case Mamba2Config() as attention:
             return Mamba2Mixer(config, attention, layer)
         case LatentAttentionConfig() as attention:

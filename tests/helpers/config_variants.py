@@ -214,7 +214,7 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
             "num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6, "value_head_dim": 5,
             "chunk_length": 4,
         }, model__layer_types=["linear_attention", "full_attention"])
-        for kind in ("gated_delta", "mamba2")
+        for kind in ("gated_delta", "kimi_delta", "mamba2")
     ),
     *_choose_each("model.recurrence", "fixed", "adaptive"),
     *_choose_each("model.rnn", "elman", "lstm", "gru", **RECURRENT, data=PAIRS, batch=PAIR_BATCH),

@@ -48,6 +48,21 @@ LATENT = {
     "n_group": 4,
     "topk_group": 2,
 }
+# Kimi delta attention in two of three layers, latent attention in the other one.
+KIMI = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "num_experts": 8,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 12,
+    "linear_num_heads": 4,
+    "linear_head_dim": 6,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 STACKS = {
     "vocab_size": 61,
     "d_model": 24,
@@ -116,6 +131,29 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "qwen3_5_moe_text",
         "Qwen3_5MoeForCausalLM",
         DELTA | DELTA_EXPERTS,
+    ),
+    "kimi_linear": ("kimi_linear", "KimiLinearForCausalLM", SMALL | KIMI),
+    "kimi_linear with query rank": (
+        "kimi_linear",
+        "KimiLinearForCausalLM",
+        SMALL
+        | KIMI
+        | {
+            "num_hidden_layers": 4,
+            "q_lora_rank": 14,
+            "attention_bias": True,
+            "num_expert_group": 4,
+            "topk_group": 2,
+            "layer_types": None,
+            "linear_attn_config": {
+                "full_attn_layers": [2, 4],
+                "kda_layers": [1, 3],
+                "num_heads": 2,
+                "head_dim": 10,
+                "short_conv_kernel_size": 3,
+            },
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+        },
     ),
     "granite": ("granite", "GraniteForCausalLM", GROUPED | {"mlp_bias": True}),
     "granitemoe": (

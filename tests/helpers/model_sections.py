@@ -48,6 +48,20 @@ DUAL: Changes = {
         "chunk_length": 4,
     },
 }
+KIMI: Changes = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_attention": {
+        "kind": "kimi_delta",
+        "num_key_heads": 2,
+        "num_value_heads": 4,
+        "key_head_dim": 6,
+        "value_head_dim": 10,
+        "decay_rank": 5,
+        "gate_rank": 7,
+        "chunk_length": 4,
+    },
+}
 BIASES: Changes = {"attention": {"kind": "multi_head", "qkv_bias": True, "output_bias": True}}
 EVERY_HEAD: Changes = {"num_key_value_heads": 4}
 
@@ -107,6 +121,13 @@ DECODERS: dict[str, Changes] = {
         "residual": {"kind": "post"},
         "sliding_window": 5,
         "layer_types": ["sliding_attention", "linear_attention"],
+    },
+    "kimi delta rule": KIMI,
+    "kimi delta rule and latents without positions": {
+        **KIMI,
+        "num_key_value_heads": 4,
+        "attention": LATENT,
+        "position": {"kind": "none"},
     },
     "state space dual": DUAL,
     "state space dual in every layer, no bias": {
@@ -171,6 +192,7 @@ MIXTURES: dict[str, Changes] = {
     },
     "experts without a gate": {"moe": {**MOE, "expert": {"kind": "relu"}, "num_shared_experts": 1}},
     "gated delta rule with experts": {"moe": {**MOE, "num_shared_experts": 1}, **LINEAR},
+    "kimi delta rule with experts": {"moe": {**MOE, "num_shared_experts": 1}, **KIMI},
     "state space dual with experts": {"moe": {**MOE, "num_shared_experts": 1}, **DUAL},
     "gated delta rule predicts further": {
         **LINEAR,

@@ -91,6 +91,16 @@ GATED_DELTA: dict[str, Any] = {
     "value_head_dim": 5,
     "chunk_length": 3,
 }
+KIMI: dict[str, Any] = {
+    "kind": "kimi_delta",
+    "num_key_heads": 2,
+    "num_value_heads": 4,
+    "key_head_dim": 6,
+    "value_head_dim": 5,
+    "decay_rank": 3,
+    "gate_rank": 7,
+    "chunk_length": 4,
+}
 MAMBA2: dict[str, Any] = {
     "kind": "mamba2",
     "num_key_heads": 2,
@@ -108,6 +118,16 @@ HYBRIDS: dict[str, ModelConfig] = {
     "gated attention": build_tiny_config(attention=GATED),
     "gated delta": build_tiny_config(attention=GATED, num_hidden_layers=3, **LINEAR),
     "mamba2": build_tiny_config(num_hidden_layers=3, **(LINEAR | {"linear_attention": MAMBA2})),
+    # Latents without positions in the layers between.
+    "kimi delta, experts, latent attention": build_tiny_moe_config(
+        DEEPSEEK,
+        num_hidden_layers=3,
+        attention=LATENT,
+        num_key_value_heads=4,
+        position={"kind": "none"},
+        **(LINEAR | {"linear_attention": KIMI}),
+    ),
+    "kimi delta": build_tiny_config(num_hidden_layers=3, **(LINEAR | {"linear_attention": KIMI})),
     "gated delta, experts, multi-token prediction": build_tiny_moe_config(
         num_hidden_layers=3, multi_token_prediction={"depth": 1}, **LINEAR
     ),

@@ -39,6 +39,22 @@ LATENT = DECODER | {
     "num_hidden_layers": 3,
     "num_key_value_heads": 4,
 }
+KIMI = DECODER | {
+    "intermediate_size": 24,
+    "moe_intermediate_size": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "num_shared_experts": 2,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "linear_num_heads": 2,
+    "linear_head_dim": 6,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 DELTA = LLAMA | {
     "num_hidden_layers": 4,
@@ -234,6 +250,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe_text, experts": (
         "Qwen3_5MoeForCausalLM",
         DELTA | EXPERTS | {"shared_expert_intermediate_size": 20},
+    ),
+    "kimi_linear": ("KimiLinearForCausalLM", KIMI | {"num_expert_group": 4, "topk_group": 2}),
+    "kimi_linear, query rank, biased": (
+        "KimiLinearForCausalLM",
+        KIMI
+        | {
+            "q_lora_rank": 10,
+            "attention_bias": True,
+            "moe_renormalize": False,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "linear_conv_kernel_dim": 3,
+            "rms_norm_eps": 1e-3,
+        },
     ),
     "bamba": (
         "BambaForCausalLM",

@@ -36,6 +36,11 @@ DUAL: Settings = {
     "model.linear_attention": LINEAR["model.linear_attention"]
     | {"kind": "mamba2", "max_initial_decay": 2.0}
 }
+# The same, and states of more heads than keys.
+CHANNELS: Settings = {
+    "model.linear_attention": LINEAR["model.linear_attention"]
+    | {"kind": "kimi_delta", "max_initial_decay": 2.0, "decay_rank": 3, "gate_rank": 5}
+}
 
 
 def _set_masked(**more: Any) -> Settings:
@@ -237,6 +242,11 @@ MODEL_FACTORS = (
         Value(
             "linear",
             LINEAR | {"model.layer_types": ["linear_attention", "full_attention"]},
+            needs={"objective": "next_token"},
+        ),
+        Value(
+            "kimi delta",
+            CHANNELS | {"model.layer_types": ["linear_attention", "full_attention"]},
             needs={"objective": "next_token"},
         ),
         Value(

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from tests.helpers.model_sections import LINEAR, SHAPE
+from tests.helpers.model_sections import KIMI, LINEAR, SHAPE
 
 MODEL: dict[str, Any] = SHAPE | LINEAR
 MUP = {"kind": "mup", "base_hidden_size": 12}
@@ -23,6 +23,10 @@ MUP = {"kind": "mup", "base_hidden_size": 12}
         (
             {"linear_attention": MODEL["linear_attention"] | {"num_key_heads": 3}},
             "3 does not divide num_value_heads=4. Use 2",
+        ),
+        (
+            {"linear_attention": KIMI["linear_attention"] | {"chunk_length": 100}},
+            "100 is no power of two, and kimi_delta computes a chunk by halves. Use 128.",
         ),
         ({"family": "encoder", "head": {"kind": "mlm"}}, "family=encoder cannot use it"),
         (
@@ -41,6 +45,7 @@ def test_a_model_is_refused(changes: dict[str, Any], message: str) -> None:
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize("linear", [LINEAR, KIMI], ids=["gated_delta", "kimi_delta"])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -51,9 +56,11 @@ def test_a_model_is_refused(changes: dict[str, Any], message: str) -> None:
     ],
     ids=["tensor", "compile", "fp8", "fp16"],
 )
-def test_a_run_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_a_run_is_refused(linear: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as refused:
-        RunConfig.model_validate({"model": MODEL, "batch": {"sequence_length": 16}} | changes)
+        RunConfig.model_validate(
+            {"model": SHAPE | linear, "batch": {"sequence_length": 16}} | changes
+        )
     assert message in str(refused.value)
 
 

@@ -59,6 +59,7 @@ def greedy(model: Any, folder: Path, prompt: str) -> str:
         ("llama", "llama2", ["<s>"]),
         ("qwen2", "qwen2", []),
         ("gpt_neox", "gpt2", []),
+        ("kimi_linear", "gpt2", []),
     ],
 )
 def test_generation_gives_the_greedy_text_of_transformers(

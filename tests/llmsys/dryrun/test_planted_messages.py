@@ -62,6 +62,7 @@ AGREEING: list[tuple[tuple[str, ...], int]] = [
     ((*HYBRID, "layout.context=4", "train.activation_checkpoint=selective"), 3),
     ((*HYBRID, *RING, "train.activation_checkpoint=full"), 5),
     ((*HYBRID, *RING, "model.linear_attention.kind=mamba2"), 1),
+    ((*HYBRID, *RING, "model.linear_attention.kind=kimi_delta"), 2),
     (
         (
             *HYBRID,

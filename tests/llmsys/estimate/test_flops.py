@@ -98,9 +98,8 @@ def test_the_counter_sees_what_blocks_recompute(name: str, dropout: dict[str, An
         assert trained(config, "full") - trained(config, "none") == repeated(config, "full") > 0
 
 
-LINEAR = sorted(
-    name for name in VARIANTS if name.startswith(("gated delta rule", "state space dual"))
-)
+DELTA = ("gated delta rule", "kimi delta rule")
+LINEAR = sorted(name for name in VARIANTS if name.startswith((*DELTA, "state space dual")))
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -110,12 +109,16 @@ def test_the_counter_sees_the_backward_pass_of_linear_attention(name: str) -> No
     full, hardware = (count_flops(config, SOURCE, SEQUENCES, one) for one in ("full", "hardware"))
     with use_eager_attention():
         assert trained(config, "none") == hardware.forward_backward > full.forward_backward
-    assert (full.forward_backward > 3 * full.forward) is name.startswith("gated delta rule")
+    assert (full.forward_backward > 3 * full.forward) is name.startswith(DELTA)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["dense", "sinks", "sandwich, capped, windows", "experts without a gate", "original", *LINEAR],
+    [
+        *["dense", "sinks", "sandwich, capped, windows", "experts without a gate", "original"],
+        # On a CPU no kernel has keys wider than values, and pairs are computed again.
+        *(name for name in LINEAR if "latents" not in name),
+    ],
 )
 def test_the_counter_sees_what_is_recomputed_selectively(name: str) -> None:
     config = ModelConfig.model_validate(SHAPE | VARIANTS[name])
@@ -200,7 +203,7 @@ def test_backward_is_twice_forward_and_causal_is_never_more(changes: dict[str, A
     is_cut = any(row.cut_steps for row in list_model_tensors(model))
     # The solves of linear attention have a product in their backward pass alone.
     solved = full.forward_backward - 3 * full.forward
-    is_solved = getattr(model.linear_attention, "kind", None) == "gated_delta"
+    is_solved = getattr(model.linear_attention, "kind", None) in ("gated_delta", "kimi_delta")
     assert solved > 0 if is_solved else solved < 0 if is_cut else solved == 0
 
 

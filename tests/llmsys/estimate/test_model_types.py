@@ -65,6 +65,8 @@ COUNTED_OTHERWISE = {
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",
+    "kimi_linear",
+    "kimi_linear with query rank",
     "bamba",
     "granitemoehybrid",
 }

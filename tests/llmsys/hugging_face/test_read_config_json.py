@@ -55,6 +55,8 @@ COUNTS = {
     "qwen1.5-moe-a2.7b": 14_315_784_192,
     "glm-4.5-air": 106_852_245_504,
     "smollm3-3b": 3_075_098_624,
+    # The index of its files counts 6,656 correction biases besides.
+    "kimi-linear-48b-a3b": 49_122_675_072,
 }
 
 
@@ -290,6 +292,23 @@ def test_granite_4_names_its_layers_in_two_ways_and_may_have_no_experts() -> Non
     assert (experts.moe.moe_intermediate_size, experts.moe.shared_expert_size) == (11008, 1024)
     dense = tiny("granitemoehybrid", **GRANITE, num_local_experts=0, layer_types=["attention"] * 4)
     assert (dense.moe, dense.linear_attention, dense.intermediate_size) == (None, None, 1024)
+
+
+def test_kimi_linear_is_one_model_as_published_and_as_transformers_writes_it() -> None:
+    model = published("kimi-linear-48b-a3b")
+    assert model == load_model_config("model/kimi-linear-48b-a3b").model_copy(
+        update={"moe": model.moe, "num_key_value_heads": 32}
+    )
+    config = transformers.KimiLinearConfig(**PUBLISHED["kimi-linear-48b-a3b"])
+    written = json.loads(config.to_json_string(use_diff=False))
+    written.pop("linear_attn_config", None)
+    assert build_model_config(written) == model
+    assert [n + 1 for n in range(27) if not model.is_linear_layer(n)] == [4, 8, 12, 16, 20, 24, 27]
+    assert model.moe_layers == list(range(1, 27))
+    every = tiny("kimi_linear", num_hidden_layers=4, layer_types=["full_attention"] * 4)
+    assert (every.linear_attention, every.position.kind) == (None, "none")
+    dense = tiny("kimi_linear", num_hidden_layers=4, mlp_layer_types=["dense"] * 4)
+    assert dense.moe is None
 
 
 def test_positions_of_a_text_are_equal_on_every_axis_of_qwen3_5() -> None:

@@ -303,6 +303,40 @@ def test_a_llama_that_cannot_be_built_is_refused_by_name(
         ),
         ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq: 2 is not supported"),
         (
+            "kimi_linear",
+            {"layer_types": ["linear_attention", "mamba"]},
+            "layer_types: 'mamba' is not supported. Known: linear_attention and full_attention.",
+        ),
+        (
+            "kimi_linear",
+            {"layer_types": ["full_attention"]},
+            "layer_types: has 1 entries for 27 layers. Give one for each.",
+        ),
+        (
+            "kimi_linear",
+            {
+                "num_hidden_layers": 3,
+                "linear_attn_config": {"full_attn_layers": [3], "kda_layers": [0, 1]},
+            },
+            "linear_attn_config.kda_layers: [0, 1] and full_attn_layers=[3] do not name each of "
+            "the layers 1 to 3 once. Correct both lists.",
+        ),
+        (
+            "kimi_linear",
+            {"num_hidden_layers": 2, "mlp_layer_types": ["dense", "moe"]},
+            "mlp_layer_types: ['dense', 'moe'] does not say dense or sparse for each of 2 layers.",
+        ),
+        (
+            "kimi_linear",
+            {"mla_use_nope": False},
+            "mla_use_nope: false is not supported: latent attention has no positions there.",
+        ),
+        (
+            "kimi_linear",
+            {"moe_router_activation_func": "softmax"},
+            "moe_router_activation_func: 'softmax' is not supported: kimi_linear scores with",
+        ),
+        (
             "deepseek_v3",
             {"head_dim": 128},
             "head_dim: 128 is not supported: it is the number of rotated channels. Only",

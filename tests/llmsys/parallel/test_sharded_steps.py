@@ -52,6 +52,8 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("gated attention", CONTEXT),
         ("gated delta", CONTEXT),
         ("mamba2", CONTEXT),
+        ("kimi delta, experts, latent attention", ParallelLayout(context=2, expert=2), "selective"),
+        ("kimi delta, experts, latent attention", RING.model_copy(update={"expert": 2}), "full"),
         (
             "gated delta, experts, multi-token prediction",
             ParallelLayout(context=2, expert=2),
@@ -86,6 +88,9 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("gated delta", ParallelLayout(context=4), "full"),
         ("gated delta", ParallelLayout(context=4, context_kind="ring"), "full"),
         ("gated delta", ParallelLayout(context=4, context_kind="ulysses_ring")),
+        ("kimi delta", ParallelLayout(context=4), "full"),
+        ("kimi delta", ParallelLayout(context=4, context_kind="ring"), "selective"),
+        ("kimi delta", ParallelLayout(context=4, context_kind="ulysses_ring")),
         ("mamba2", ParallelLayout(context=4, context_kind="ring")),
         ("mamba2", ParallelLayout(context=4, context_kind="ulysses_ring"), "selective"),
     ],

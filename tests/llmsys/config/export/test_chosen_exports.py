@@ -33,6 +33,10 @@ LATENT = WIDE | {
     "v_head_dim": 5,
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
 }  # fmt: skip
+KIMI = {
+    "num_experts": 8, "num_experts_per_token": 2, "linear_num_heads": 2, "linear_head_dim": 6,
+    "pad_token_id": 0,
+}  # fmt: skip
 STACKS = {
     "vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2,
     "encoder_attention_heads": 2,
@@ -66,6 +70,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10}),
     ("qwen3_5_text", GROUPED | {"head_dim": 8, "linear_num_key_heads": 2, "attention_bias": True,
         "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10}),
+    ("kimi_linear", LATENT | KIMI | {"num_expert_group": 4, "topk_group": 2, "q_lora_rank": 7,
+        "attention_bias": True, "layer_types": ["full_attention", "linear_attention"],
+        "num_hidden_layers": 2, "linear_conv_kernel_dim": 3}),
+    ("kimi_linear", LATENT | KIMI | {"num_hidden_layers": 4,
+        "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        "layer_types": ["linear_attention"] * 4}),
+    ("kimi_linear", LATENT | KIMI | {"mlp_layer_types": ["dense"] * 3,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"]}),
     ("granite", GROUPED | {"mlp_bias": True, "logits_scaling": 6, "residual_multiplier": 0.2}),
     ("granitemoe", MIXED | {"num_local_experts": 4, "attention_multiplier": 0.3}),
     ("granitemoehybrid", MIXED | {"num_local_experts": 4, "shared_intermediate_size": 20,

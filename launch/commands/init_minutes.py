@@ -303,11 +303,11 @@ def _find_precision(profile: "DeviceProfile") -> "Precision":
     """
     import torch
 
-    from llmsys.train.precision import find_bf16_support
+    from llmsys.train.precision import choose_native_precision
 
     if profile.compute_capability is not None:
         return "bf16" if "bf16" in profile.peak_flops else "fp32"
-    return "bf16" if find_bf16_support(torch.device("cpu")).is_native else "fp32"
+    return choose_native_precision(torch.device("cpu"))
 
 
 def _count_needed_pieces(sample: "TextSample", text_bytes: float) -> float:

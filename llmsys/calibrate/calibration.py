@@ -151,9 +151,9 @@ def _measure_kernels(
 
 
 def find_main_number(matmuls: Mapping[Number, Sequence[tuple[float, float, float]]]) -> Number:
-    """Find the dtype that training uses on a device: of bf16 and fp32 the faster one.
-
-    A processor without instructions for bf16 takes ten times as long for it, and trains in fp32.
+    """Find the dtype that rates of attention and experts are measured in: of bf16 and fp32 the one
+    with the faster products. A processor without instructions for bf16 takes ten times as long for
+    it, and trains in fp32.
 
     Args:
         matmuls: FLOPs, bytes and seconds of measured products by dtype.

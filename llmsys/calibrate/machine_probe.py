@@ -23,7 +23,6 @@ from llmsys.calibrate.probe_cache import (
 )
 from llmsys.calibrate.training_steps import measure_fastest_rate
 from llmsys.config.loading.load import read_config
-from llmsys.config.train import Precision
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import (
     DeviceProfile,
@@ -34,7 +33,7 @@ from llmsys.estimate.device_profile import (
 )
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.parallel.process_group import get_local_device, init_process_group
-from llmsys.train.precision import find_bf16_support
+from llmsys.train.precision import choose_native_precision
 
 # The shapes of a small model's step; half of `llmsys calibrate`'s, each for a shorter time.
 QUICK = BenchmarkSizes(
@@ -118,7 +117,7 @@ def measure_processor() -> DeviceProfile:
     config = read_config("model/llama3.2-1b", list(STEP_MODEL)).run
     with init_process_group():
         rate = measure_fastest_rate(config, STEP_SECONDS)
-    precision: Precision = "bf16" if find_bf16_support(torch.device("cpu")).is_native else "fp32"
+    precision = choose_native_precision(torch.device("cpu"))
     modelled = estimate_step_time(
         config.resolve_precision(precision), config.resolve_layout(1), measured
     )

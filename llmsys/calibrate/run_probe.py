@@ -19,7 +19,6 @@ from llmsys.calibrate.probe_cache import BUSY, describe_machine
 from llmsys.calibrate.training_steps import StepRate, measure_step_rate
 from llmsys.config.loading.load import read_config
 from llmsys.config.run import RunConfig
-from llmsys.config.train import Precision
 from llmsys.estimate.device_profile import DeviceProfile, ModelClass, RunResidual
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.parallel.process_group import (
@@ -29,7 +28,7 @@ from llmsys.parallel.process_group import (
     get_world_size,
     init_process_group,
 )
-from llmsys.train.precision import find_bf16_support
+from llmsys.train.precision import choose_native_precision
 
 # A message of a small model's gradients too: latency and bandwidth are told apart by two sizes.
 QUICK_PROCESSOR = replace(QUICK, gathered_bytes=(1 << 16, 1 << 21), budget_seconds=0.15)
@@ -95,7 +94,7 @@ def measure_run_machine(threads: int) -> DeviceProfile | None:
         return None
     shared = measured.memory_bytes / ranks if is_processor else measured.memory_bytes
     profile = measured.model_copy(update={"memory_bytes": shared})
-    precision: Precision = "bf16" if find_bf16_support(device).is_native else "fp32"
+    precision = choose_native_precision(device)
     residuals: dict[ModelClass, RunResidual] = {
         kind: _fit_residual(config.resolve_precision(precision), rate, profile, ranks)
         for kind, (config, rate) in rates.items()

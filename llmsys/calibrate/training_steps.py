@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from llmsys.config.run import RunConfig
-from llmsys.config.train import Precision
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Engine
 from llmsys.estimate.activation_memory import compute_micro_batch
@@ -30,7 +29,7 @@ from llmsys.parallel.process_group import (
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_trainer import set_num_threads
 from llmsys.train.expert_load import update_expert_balance
-from llmsys.train.precision import find_bf16_support, set_matmul_numerics
+from llmsys.train.precision import choose_native_precision, set_matmul_numerics
 
 LEARNING_RATE = 1e-3
 # Steps before the clock counts: the first ones allocate memory and choose kernels.
@@ -107,8 +106,9 @@ def measure_step_rate(
         The measurement.
     """
     device = get_local_device()
-    precision: Precision = "bf16" if find_bf16_support(device).is_native else "fp32"
-    config = config.resolve_precision(precision).resolve_compile(has_triton=False)
+    config = config.resolve_precision(choose_native_precision(device)).resolve_compile(
+        has_triton=False
+    )
     set_num_threads(config)
     set_matmul_numerics()
     engine, batches = build_step_engine(config, device), draw_batches(config)

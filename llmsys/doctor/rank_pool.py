@@ -8,7 +8,6 @@ reason, and a new group continues with the next task. A group that does not star
 import multiprocessing
 import os
 import pickle
-import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -114,8 +113,7 @@ def _run_group(
                 return
     finally:
         for process in processes:
-            if process.pid is not None and process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
+            process.kill()  # nothing happens to one that has ended
             process.join()
 
 

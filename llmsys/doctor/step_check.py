@@ -23,7 +23,7 @@ from llmsys.doctor.check_row import CheckRow, build_row
 from llmsys.engine.state_hash import hash_state
 from llmsys.parallel.device_setup import trim_allocator
 from llmsys.parallel.process_group import all_reduce_max, barrier, get_world_size
-from llmsys.train.precision import find_bf16_support
+from llmsys.train.precision import choose_native_precision
 
 # Steps of a speed check; the first one warms up.
 NUM_STEPS = 6
@@ -105,18 +105,6 @@ class StepMeasurement:
     losses: tuple[float, ...]
 
 
-def choose_precision(device: torch.device) -> str:
-    """Return the dtype of the steps: bf16 where the device multiplies it natively.
-
-    Args:
-        device: device of this rank.
-
-    Returns:
-        A value of `train.precision`.
-    """
-    return "bf16" if find_bf16_support(device).is_native else "fp32"
-
-
 def load_step_config(model: int, overrides: tuple[str, ...]) -> RunConfig:
     """Return the config of a step check.
 
@@ -141,7 +129,7 @@ def measure_steps(model: int, device: torch.device) -> StepMeasurement:
         The measurement, equal on all ranks.
     """
     overrides = MODELS[model].list_overrides(
-        device.type, get_world_size(), choose_precision(device)
+        device.type, get_world_size(), choose_native_precision(device)
     )
     config = load_step_config(model, overrides)
     engine, batches = build_step_engine(config, device), draw_batches(config)
@@ -177,7 +165,7 @@ def check_determinism(reproducibility: str, device: torch.device) -> list[CheckR
     model = 1
     bitwise = ("train.reproducibility=bitwise", "train.threads_per_process=1")
     overrides = MODELS[model].list_overrides(
-        device.type, get_world_size(), choose_precision(device)
+        device.type, get_world_size(), choose_native_precision(device)
     )
     config = load_step_config(
         model, (*overrides, *(bitwise if reproducibility == "bitwise" else ()))

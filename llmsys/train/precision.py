@@ -197,6 +197,18 @@ def resolve_compile(config: RunConfig) -> RunConfig:
     return config
 
 
+def choose_native_precision(device: torch.device) -> Precision:
+    """Return what `train.precision: auto` becomes for a new run on a device.
+
+    Args:
+        device: device of this rank.
+
+    Returns:
+        bf16 where the device multiplies it natively, else fp32.
+    """
+    return "bf16" if find_bf16_support(device).is_native else "fp32"
+
+
 def select_precision(run_folder: Path, support: NativeSupport) -> tuple[Precision, str]:
     """Choose the dtype of `auto` for a run folder on devices with this support.
 

@@ -31,7 +31,7 @@ from llmsys.engine.engine import Engine
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train.build_engine import build_engine
 from llmsys.train.expert_load import update_expert_balance
-from llmsys.train.precision import find_bf16_support
+from llmsys.train.precision import choose_native_precision
 
 COMMON = ("train.threads_per_process=1", "batch.sequences=4")
 MODES = {
@@ -125,7 +125,7 @@ def run_rank(
 def build_mode_engine(config: RunConfig) -> Engine:
     """Return the engine of one mode, as a run would build it."""
     device = torch.device("cpu")
-    config = config.resolve_precision("bf16" if find_bf16_support(device).is_native else "fp32")
+    config = config.resolve_precision(choose_native_precision(device))
     layout = config.layout.resolve(dist.get_world_size(), config.model)
     return build_engine(config, build_device_meshes(layout, device), device)
 

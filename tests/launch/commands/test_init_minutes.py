@@ -71,6 +71,16 @@ def test_the_measured_step_has_the_dtype_of_training(
     assert found == [precision]
 
 
+def test_pieces_that_are_half_bytes_are_for_small_texts_and_say_nothing_of_others() -> None:
+    """A vocabulary of 512, whose tokens say that a text is twice as easy as others say."""
+    assert plan_run_minutes(1, 50_000, SAMPLE).vocabulary == 512
+    odd = replace(SAMPLE, bytes_per_token=SAMPLE.bytes_per_token | {512: 3.2})
+    for minutes in (0.5, 1):
+        run = plan_run_minutes(minutes, 2e7, odd)
+        assert run.vocabulary >= 1_024
+        assert run == plan_run_minutes(minutes, 2e7, SAMPLE)
+
+
 def test_more_minutes_promise_a_lower_loss_of_a_larger_model() -> None:
     short, long = plan_run_minutes(1, 1e9, SAMPLE), plan_run_minutes(1_000, 1e9, SAMPLE)
     assert long.promise.bits_per_byte.middle < short.promise.bits_per_byte.low

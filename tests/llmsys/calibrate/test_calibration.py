@@ -29,9 +29,10 @@ TINY = BenchmarkSizes(
     budget_seconds=0.01,
 )
 CPU = torch.device("cpu")
+Rows = dict[Number, list[tuple[float, float, float]]]
 
 
-def measured(products: dict[Number, list[tuple[float, float, float]]]) -> KernelMeasurements:
+def measured(products: Rows) -> KernelMeasurements:
     """A machine that was seen at 50 GB/s and half of its products' rate in attention."""
     return KernelMeasurements(products, 4e9, 5e9, 5e9, 50e9, 40e9, 20e9, 0.0, 0.0)
 
@@ -58,11 +59,11 @@ def test_one_process_measures_no_links_and_layouts_that_need_them_are_refused() 
 
 
 def test_peak_and_efficiency_give_back_the_rates_that_were_seen() -> None:
-    rows = {
+    rows: Rows = {
         "fp32": [(1e9, 0.0, 1.0), (4e9, 0.0, 2.0)],
         "bf16": [(6e9, 0.0, 1.0), (8e9, 0.0, 1.0), (10e9, 0.0, 1.0)],
     }
-    device = build_device_profile(measured(rows), None, CPU)  # type: ignore[arg-type]
+    device = build_device_profile(measured(rows), None, CPU)
     assert device.get_peak_flops("bf16") == 10e9
     assert device.get_peak_flops("bf16") * device.efficiency.products == pytest.approx(8e9)
     assert device.get_peak_flops("fp32") * device.efficiency.products == pytest.approx(1.5e9)
@@ -71,8 +72,8 @@ def test_peak_and_efficiency_give_back_the_rates_that_were_seen() -> None:
 
 
 def test_rates_are_of_fp32_where_bf16_is_emulated() -> None:
-    rows = {"fp32": [(8e9, 0.0, 1.0), (10e9, 0.0, 1.0)], "bf16": [(1e9, 0.0, 1.0)]}
-    device = build_device_profile(measured(rows), None, CPU)  # type: ignore[arg-type]
+    rows: Rows = {"fp32": [(8e9, 0.0, 1.0), (10e9, 0.0, 1.0)], "bf16": [(1e9, 0.0, 1.0)]}
+    device = build_device_profile(measured(rows), None, CPU)
     assert device.get_peak_flops("fp32") == 10e9
     assert device.get_peak_flops("fp32") * device.efficiency.attention == pytest.approx(5e9)
     assert device.get_peak_flops("bf16") * device.efficiency.products == pytest.approx(1e9)

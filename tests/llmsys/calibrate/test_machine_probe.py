@@ -17,13 +17,12 @@ from llmsys.calibrate.machine_probe import (
 from llmsys.calibrate.probe_cache import MAX_AGE_DAYS, describe_machine, get_cache_file
 from llmsys.calibrate.training_steps import StepRate
 from llmsys.config.loading.load import read_config
-from llmsys.config.train import Precision
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile, KernelEfficiency, load_device_profile
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.launch.main import main
 from llmsys.storage.paths import parse_local_path
-from llmsys.train.precision import find_bf16_support
+from llmsys.train.precision import choose_native_precision
 
 MEASURED = DeviceProfile(
     name="two threads",
@@ -54,7 +53,7 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_profile_gives_the_measured_time_of_the_measured_step() -> None:
     profile = measure_processor()
-    precision: Precision = "bf16" if find_bf16_support(torch.device("cpu")).is_native else "fp32"
+    precision = choose_native_precision(torch.device("cpu"))
     config = read_config("model/llama3.2-1b", list(STEP_MODEL)).run.resolve_precision(precision)
     step = estimate_step_time(config, config.resolve_layout(1), profile)
     assert step.seconds.p50 == pytest.approx(0.5)

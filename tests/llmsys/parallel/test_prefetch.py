@@ -1,17 +1,52 @@
 """Prefetched weights are those of the forward that uses them."""
 
+import re
+
 import pytest
 import torch
+from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
 from llmsys.config.run import RunConfig
-from llmsys.doctor.parity_models import LATENT, SEQUENCES
+from llmsys.doctor.parity_models import DENSE, LATENT, SEQUENCES
 from llmsys.doctor.parity_rows import build_micro_batches
 from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.fsdp import FSDPModule, limit_prefetch_to_stages
 from llmsys.parallel.process_group import get_rank
 from llmsys.train.build_engine import build_engine
 from tests.helpers.ranks import run_ranks
 
 CPU = torch.device("cpu")
+
+
+def list_prefetched(rank: int, stages: int) -> list[str]:
+    """Names of the units that the backward of what is outside of blocks prefetches, where the
+    blocks belong to this many stages; [] where FSDP chooses.
+    """
+    config = RunConfig.model_validate(
+        {
+            "model": DENSE.model,
+            "engine": {"kind": "torch", "data_parallel": "fsdp"},
+            "layout": {"shard": 1},
+            "batch": {"sequence_length": DENSE.length, "sequences": SEQUENCES},
+            "train": {"precision": "fp32", "threads_per_process": 1},
+        }
+    )
+    model = build_engine(config, build_device_meshes(config.resolve_layout(1), CPU), CPU).module
+    limit_prefetch_to_stages(model, lambda name: sum(map(int, re.findall(r"\d+", name))) % stages)
+    states = {
+        name: _get_module_fsdp_state(unit)
+        for name, unit in model.named_modules()
+        if isinstance(unit, FSDPModule)
+    }
+    root = states[""]
+    assert root is not None
+    return [name for name, state in states.items() if state in root._states_to_backward_prefetch]
+
+
+@pytest.mark.distributed
+def test_a_rank_with_several_stages_prefetches_none_of_another() -> None:
+    assert run_ranks(list_prefetched, 1, 1) == [[]]
+    assert run_ranks(list_prefetched, 1, 2) == [[""]]
 
 
 def train_changed_weights(rank: int, reproducibility: str) -> list[tuple[float, float]]:

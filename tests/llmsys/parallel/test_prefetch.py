@@ -10,7 +10,7 @@ from llmsys.config.run import RunConfig
 from llmsys.doctor.parity_models import DENSE, LATENT, SEQUENCES
 from llmsys.doctor.parity_rows import build_micro_batches
 from llmsys.parallel.device_mesh import build_device_meshes
-from llmsys.parallel.fsdp import FSDPModule, limit_prefetch_to_stages
+from llmsys.parallel.fsdp import limit_prefetch_to_stages
 from llmsys.parallel.process_group import get_rank
 from llmsys.train.build_engine import build_engine
 from tests.helpers.ranks import run_ranks

@@ -34,13 +34,12 @@ def list_prefetched(rank: int, stages: int) -> list[str]:
     model = build_engine(config, build_device_meshes(config.resolve_layout(1), CPU), CPU).module
     limit_prefetch_to_stages(model, lambda name: sum(map(int, re.findall(r"\d+", name))) % stages)
     states = {
-        name: _get_module_fsdp_state(unit)
+        name: state
         for name, unit in model.named_modules()
-        if isinstance(unit, FSDPModule)
+        if (state := _get_module_fsdp_state(unit)) is not None
     }
-    root = states[""]
-    assert root is not None
-    return [name for name, state in states.items() if state in root._states_to_backward_prefetch]
+    prefetched = states[""]._states_to_backward_prefetch
+    return [name for name, state in states.items() if state in prefetched]
 
 
 @pytest.mark.distributed

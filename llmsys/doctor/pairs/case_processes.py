@@ -33,11 +33,14 @@ from llmsys.doctor.pairs.events import EVENT_STEPS, is_seen_at_the_end
 from llmsys.doctor.pairs.factor import Factor
 from llmsys.doctor.pairs.factors import FACTORS
 from llmsys.doctor.pairs.phase import Phase
+from llmsys.doctor.pairs.phase_clock import PhaseClock
 from llmsys.parallel.port import find_free_port
 
-# Longest time of one phase, a hundred times the usual; ranks that lost a peer would wait for a
-# collective.
+# Longest time of one phase by `PhaseClock`, a hundred times the usual; ranks that lost a peer would
+# wait for a collective.
 PHASE_SECONDS = 900.0
+# Seconds between two looks at the clock.
+LOOK_SECONDS = 5.0
 # Seconds that the other ranks get once one has failed.
 GRACE_SECONDS = 1.0
 # Lines of a crash that are shown.
@@ -306,18 +309,22 @@ class CaseRunner:
         for process in processes:
             with _STATUSES:
                 process.start()
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        clock = PhaseClock()
+        deadline = math.inf
         sentinels = [process.sentinel for process in processes]
         try:
             while running := [
-                sentinel
-                for sentinel, status in zip(sentinels, _read_statuses(processes), strict=True)
+                process
+                for process, status in zip(processes, _read_statuses(processes), strict=True)
                 if status is None
             ]:
+                pids = [process.pid for process in running if process.pid is not None]
+                if seconds is not None and clock.advance(pids) >= seconds:
+                    break
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                wait_for(running, None if left == math.inf else left)
+                wait_for([process.sentinel for process in running], min(left, LOOK_SECONDS))
                 if any(status not in (None, 0) for status in _read_statuses(processes)):
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         finally:
@@ -337,7 +344,7 @@ class CaseRunner:
         if errors:
             return errors[0].read_text()
         if late:
-            return f"rank {late[0]} did not end within {PHASE_SECONDS:.0f} s"
+            return f"rank {late[0]} did not end within {PHASE_SECONDS:.0f} s of work, or of waiting"
         return "" if not any(statuses) else f"ranks ended with statuses {statuses}"
 
 

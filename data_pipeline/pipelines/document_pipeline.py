@@ -157,18 +157,14 @@ class DocumentPipeline:
         )
         if until == "documents":
             return outcome
+        collected = outcome.collected
         outcome.tokenizer = run_tokenizer_stage(
-            self.data,
-            self.tokenizer,
-            self.runner,
-            self._run_stage,
-            outcome.collected,
-            files.heldout,
+            self.data, self.tokenizer, self.runner, self._run_stage, collected, files.heldout
         )
         if until == "tokenizer":
             return outcome
         outcome.encoded = run_encoding_stage(
-            self.data, self._run_stage, outcome.collected, outcome.tokenizer, files.heldout
+            self.data, self.runner, self._run_stage, collected, outcome.tokenizer, files.heldout
         )
         if counts_tokens:
             outcome.exports = run_export_stage(

@@ -10,6 +10,7 @@ Invariants:
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from llmsys.data_pipeline.core.journal import EncodedJson, compute_json_digest
@@ -110,6 +111,32 @@ def add_earlier_signatures(
             files |= {f"keys.{one}": key for one, key in zip(relations, keys, strict=True)}
             return _add_arguments(job, {}, {"earlier": files})
     return job
+
+
+def find_earlier_tokens(
+    runner: StageRunner, folder: Path, name: str, settings: list[Any]
+) -> Path | None:
+    """Find the token rows that an earlier config wrote of a document file with the same tokenizer.
+
+    Args:
+        runner: The stage runner.
+        folder: Dataset folder.
+        name: Name of the document file.
+        settings: What the keys of the stage have beside the documents.
+
+    Returns:
+        The encoded file; None where there is no such result.
+    """
+    task = f"encode/{name}"
+    if not runner.earlier.has_results(task):
+        return None
+    code = compute_code_version(DOCUMENT_STAGES["encode"])
+    documents = _iter_results(runner, f"collect/{name}")
+    keys = {compute_json_digest(code, task, [one.digests[0], *settings]) for one in documents}
+    for record in _iter_results(runner, task):
+        if record.key in keys:
+            return folder / record.outputs[0].name
+    return None
 
 
 def _list_names(record: TaskRecord) -> list[str]:

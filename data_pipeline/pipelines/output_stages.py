@@ -17,6 +17,7 @@ from llmsys.data_pipeline.core.staging import find_output, get_write_path
 from llmsys.data_pipeline.core.task_record import TaskRecord
 from llmsys.data_pipeline.graph.stage_runner import StageRunner
 from llmsys.data_pipeline.graph.tasks import Stage, Task
+from llmsys.data_pipeline.pipelines.earlier_configs import find_earlier_tokens
 from llmsys.data_pipeline.stages.near_thresholds import (
     LanguageThresholds,
     merge_threshold_reports,
@@ -89,6 +90,7 @@ def run_tokenizer_stage(
 
 def run_encoding_stage(
     data: CrawlConfig,
+    runner: StageRunner,
     stage: Stage,
     collected: Sequence[TaskRecord],
     tokenizer: TaskRecord,
@@ -98,6 +100,7 @@ def run_encoding_stage(
 
     Args:
         data: The section `data`.
+        runner: Knows what earlier configs encoded.
         stage: Runs the tasks.
         collected: Records of the collected documents.
         tokenizer: Record of the tokenizer.
@@ -123,6 +126,7 @@ def run_encoding_stage(
             fingerprint=meaning,
             config=data,
             heldout_files=heldout_files,
+            earlier=find_earlier_tokens(runner, data.folder, source.stem, [meaning, settings]),
         )
         depends_on = [record.digests[0], meaning, settings]
         tasks.append(

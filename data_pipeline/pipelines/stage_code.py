@@ -54,6 +54,7 @@ _ENCODE = tuple(
         "gigatoken_encoder",
         "cut_points",
         "json_word_encoder",
+        "known_tokens",
         "token_cache",
         "tokenizer_files",
     )

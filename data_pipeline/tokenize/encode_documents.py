@@ -1,8 +1,8 @@
 """Encode documents into token rows, in the order of the documents.
 
-Reads one document file. Writes one Arrow file of token rows with two more columns (position in the
-global shuffle, and split), and one with the number of uses of each piece. Every document ends with
-the end-of-sequence id.
+Reads one document file. Writes one Arrow file of token rows with three more columns (position in
+the global shuffle, split, and digest of the text), and one with the number of uses of each piece.
+Every document ends with the end-of-sequence id.
 
 Measure how well a tokenizer fits the documents: bytes and words per token by language, and unused
 pieces.
@@ -17,9 +17,10 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from llmsys.data_pipeline.core.document_schema import (
     select_heldout,
 )
 from llmsys.data_pipeline.executors.base import Report
-from llmsys.data_pipeline.text.ragged_arrays import compute_offsets
+from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_offsets
 from llmsys.data_pipeline.tokenize.token_cache import RaggedTokens, get_column_buffers
 from llmsys.data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
 from llmsys.dataset.manifest import LanguageUsage, TokenizerUsage
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 
 
 PIECE_SCHEMA = pa.schema([("count", pa.int64())])
+DIGEST_BYTES = 16
+DIGEST_FIELD = pa.field("text_digest", pa.binary(DIGEST_BYTES))
 DEAD_EXAMPLES = 50
 _UNKNOWN = 1
 _BYTE = 2
@@ -250,6 +253,7 @@ def encode_file(
     fingerprint: str,
     config: CrawlConfig,
     heldout_files: tuple[str, ...] = (),
+    earlier: Path | None = None,
 ) -> dict[str, Any]:
     """Encode one document file.
 
@@ -262,6 +266,8 @@ def encode_file(
         fingerprint: its fingerprint.
         config: seeds, split and kind of encoder.
         heldout_files: files whose documents are held out, instead of a share of all.
+        earlier: what an earlier config wrote of documents with the same tokenizer; the output does
+            not depend on it.
 
     Returns:
         `languages` (counts by language), `checked` (size of the sample), `reason` (why the library
@@ -273,23 +279,52 @@ def encode_file(
     tokenizer, encoder = _load_encoder(model, fingerprint, config.tokens.encoder)
     usage = TokenizerUsageCounter(tokenizer)
     checked = 0
-    schema = build_encoded_schema(tokenizer.vocab_size)
+    schema = build_encoded_schema(tokenizer.vocab_size).append(DIGEST_FIELD)
+    known = None
+    if earlier is not None:
+        # where the tokenizer is a given one and documents changed
+        from llmsys.data_pipeline.tokenize.known_tokens import read_known_tokens
+
+        known = read_known_tokens(earlier)
     with ArrowFileWriter(output, schema) as writer:
         for batch in read_batches(source):
-            tokens = _encode_batch(encoder, batch, source)
+            digests = hash_text_column(batch.column("text"))
+            encode_rows = partial(_encode_rows, encoder, batch, source)
+            if known is None:
+                tokens = encode_rows(np.arange(batch.num_rows))
+            else:
+                tokens = known.encode_others(digests, encode_rows)
             checked += check_sample(batch, tokens, tokenizer)
             usage.count_batch(batch, tokens)
             heldout = select_heldout(batch, config.split, heldout_files)
             ended = append_end_token(tokens, tokenizer.eos_id)
-            writer.write(_build_token_rows(batch, ended, heldout, schema, config.tokens.seed))
+            columns = _build_token_columns(batch, ended, heldout, schema, config.tokens.seed)
+            columns.append(pa.array(digests, DIGEST_FIELD.type))
+            writer.write(pa.record_batch(columns, schema=schema))
             report(int(count_text_bytes(batch.column("text")).sum()), 0)
     usage.write_piece_counts(pieces)
     return {"languages": usage.to_dict(), "checked": checked, "reason": encoder.reason}
 
 
-def _encode_batch(encoder: ColumnEncoder, batch: pa.RecordBatch, source: Path) -> RaggedTokens:
+def hash_text_column(texts: pa.Array) -> list[bytes]:
+    """Return the digest of each text, by which a later config knows it.
+
+    Args:
+        texts: Texts; null counts as empty.
+    """
+    binary = texts.cast(pa.large_binary()).to_pylist()
+    return [hashlib.blake2b(text or b"", digest_size=DIGEST_BYTES).digest() for text in binary]
+
+
+def _encode_rows(
+    encoder: ColumnEncoder, batch: pa.RecordBatch, source: Path, rows: Integers
+) -> RaggedTokens:
+    """Return the ids of the texts of a batch at these indices."""
+    texts = batch.column("text")
+    if len(rows) < batch.num_rows:
+        texts = texts.take(pa.array(rows))
     try:
-        return encoder.encode(batch.column("text"))
+        return encoder.encode(texts)
     except UnicodeDecodeError as error:
         raise DataError(
             f"{source} holds a text that is not UTF-8 ({error.reason} at byte {error.start:,} of "
@@ -309,15 +344,16 @@ def append_end_token(tokens: RaggedTokens, end: int) -> RaggedTokens:
     return RaggedTokens(values, lengths)
 
 
-def _build_token_rows(
+def _build_token_columns(
     batch: pa.RecordBatch,
     tokens: RaggedTokens,
     heldout: npt.NDArray[np.bool_],
     schema: pa.Schema,
     seed: int,
-) -> pa.RecordBatch:
+) -> list[pa.Array]:
+    """Return the columns of `build_encoded_schema`."""
     ids = batch.column("id").to_pylist()
-    columns = [
+    return [
         build_list_array(tokens.values, tokens.lengths, schema),
         batch.column("id"),
         batch.column("file"),
@@ -330,7 +366,6 @@ def _build_token_rows(
         pa.array(hash_positions(ids, "shuffle", seed)),
         pa.array(heldout.astype(np.uint8)),
     ]
-    return pa.record_batch(columns, schema=schema)
 
 
 def build_list_array(values: Any, lengths: Any, schema: pa.Schema) -> pa.ListArray:

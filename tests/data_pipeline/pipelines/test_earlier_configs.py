@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from llmsys.config.tokenizer import FileTokenizerConfig
 from llmsys.data_pipeline.core.earlier_results import EARLIER
 from llmsys.data_pipeline.graph import stage_runner
 from llmsys.data_pipeline.graph import tasks as tasks_of_graph
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.data_pipeline.stages import apply_rules, changed_thresholds, known_signatures
+from llmsys.data_pipeline.tokenize import encode_documents, known_tokens
 from tests.helpers.changed_rules import Rules, change_rules
 from tests.helpers.tiny_crawl import (
     GERMAN,
@@ -95,7 +97,10 @@ def prepare(folder: Path, crawl: Path, rules: Rules = START, **data: Any) -> dic
     data = NO_LANGUAGE | data
     executor = {"kind": "inline", "block_bytes": 9_000} | data.pop("executor", {})
     until = data.pop("until", "tokens")
+    tokenizer = data.pop("tokenizer", None)
     config = build_tiny_config(folder, crawl, rules=rules, executor=executor, **data)
+    if tokenizer is not None:
+        config = config.model_copy(update={"tokenizer": FileTokenizerConfig(path=tokenizer)})
     prepare_dataset(config, until=until)
     return hash_files(folder)
 
@@ -372,3 +377,42 @@ def test_keys_are_computed_for_new_documents_alone(
     assert not known
     assert prepare(tmp_path / "data", crawl, **both) == prepare(tmp_path / "alone", crawl, **both)
     assert known["known"] > known["new"] > 0
+
+
+def test_new_documents_alone_are_encoded_where_the_tokenizer_is_given(
+    crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(tmp_path / "tokenizer", crawl)
+    given = tmp_path / "tokenizer" / "tokenizer" / "tokenizer.model"
+    encoded = Counter[str]()
+    encode = encode_documents._encode_rows
+
+    def count_rows(encoder: Any, batch: Any, source: Any, rows: Any) -> Any:
+        encoded.update({"new": len(rows), "known": batch.num_rows - len(rows)})
+        return encode(encoder, batch, source, rows)
+
+    monkeypatch.setattr(encode_documents, "_encode_rows", count_rows)
+    rules = change_rules(START, {"3.min_words": 80})
+    alone = prepare(tmp_path / "alone", crawl, tokenizer=given)
+    prepare(tmp_path / "data", crawl, rules, tokenizer=given)
+    encoded.clear()
+    assert prepare(tmp_path / "data", crawl, tokenizer=given) == alone
+    assert encoded["known"] > encoded["new"] > 0
+    # A killed run has replaced some of its files, and the ids of the others are still there.
+    prepare(tmp_path / "data", crawl, rules, tokenizer=given, until="documents")
+    assert prepare(tmp_path / "data", crawl, tokenizer=given) == alone
+
+
+def test_another_tokenizer_takes_over_no_ids(
+    crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    read = known_tokens.read_known_tokens
+    monkeypatch.setattr(
+        known_tokens, "read_known_tokens", lambda path: (asked.append(path), read(path))[1]
+    )
+    prepare(tmp_path / "data", crawl)
+    changed = prepare(tmp_path / "data", crawl, change_rules(START, {"3.min_words": 80}))
+    assert not asked
+    alone = prepare(tmp_path / "alone", crawl, change_rules(START, {"3.min_words": 80}))
+    assert changed == alone

@@ -29,7 +29,7 @@ from llmsys.dataset.token_shards import read_batches
 
 # Files of which a sample is read: the first, the last, and some between. Of small files as many as
 # have the bytes of four large ones, up to a number whose opening takes some seconds.
-SAMPLED_FILES, MAX_SAMPLED_FILES = 4, 256
+SAMPLED_FILES, MAX_SAMPLED_FILES = 4, 512
 # Bytes of each, as it is stored; about 50 pages of a crawl in one megabyte.
 SAMPLED_BYTES = 1 << 20
 # Bytes of kept text that are looked at, in equal parts of the files.

@@ -16,14 +16,21 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from llmsys.config.section import Section
-from llmsys.estimate.percentile_interval import PercentileInterval, build_log_normal_interval
+from llmsys.estimate.percentile_interval import (
+    Z90,
+    PercentileInterval,
+    build_log_normal_interval,
+)
 from llmsys.estimate.scaling.chinchilla import compute_effective_amount
 from llmsys.estimate.scaling.published_laws import BESIROGLU, MUENNIGHOFF
 
 FILE = Path(__file__).with_name("small_runs.yaml")
+# Share of runs inside of an interval from P10 to P90.
+INSIDE = 0.8
 # Outside of the fitted range: widening of the logarithm's deviation per factor of e.
 EXTRAPOLATION_SPREAD = 0.03
 # Deviation of the logarithm of `token_length` among texts, for one whose tokens are not measured.
@@ -196,7 +203,7 @@ def fit_small_runs(runs: SmallRuns) -> SmallRunLaw:
         runs: The measurements.
 
     Returns:
-        The law; its spread is the root mean square error of runs left out with their whole text.
+        The law; its interval is that of four in five runs left out with their whole text.
     """
     rests_R = np.array([_compute_rest(runs.ladder, run) for run in runs.runs])
     texts = np.array([run.text for run in runs.runs])
@@ -209,10 +216,20 @@ def fit_small_runs(runs: SmallRuns) -> SmallRunLaw:
     return SmallRunLaw(
         runs.ladder,
         float(rests_R.mean()),
-        float(np.sqrt(np.mean(errors_R**2))),
+        _find_inner_error(np.abs(errors_R)) / Z90,
         (min(sizes), max(sizes)),
         (min(amounts), max(amounts)),
     )
+
+
+def _find_inner_error(errors_R: npt.NDArray[np.float64]) -> float:
+    """Return the error that 80 % of new runs stay within, if they are like the known ones.
+
+    Errors of texts have heavier tails than a normal law, so it is a rank, with one more run for
+    the new one (conformal prediction: Vovk, Gammerman and Shafer 2005).
+    """
+    rank = min(len(errors_R), math.ceil(INSIDE * (len(errors_R) + 1)))
+    return float(np.sort(errors_R)[rank - 1])
 
 
 def _compute_rest(shape: LadderShape, run: SmallRun) -> float:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from llmsys.estimate.percentile_interval import Z90
 from llmsys.estimate.scaling.small_run_law import (
     LADDER_BYTES,
     LadderShape,
@@ -40,8 +41,20 @@ def test_the_level_is_the_mean_of_logarithms() -> None:
     law = fit_small_runs(build_runs(*(make_run(name, *one) for name, one in points.items())))
     rests = np.log([factor for _, factor in points.values()])
     assert law.level == pytest.approx(rests.mean())
-    errors = [rests[i] - np.delete(rests, i).mean() for i in range(4)]
-    assert law.spread == pytest.approx(np.sqrt(np.mean(np.square(errors))))
+    errors = [abs(rests[i] - np.delete(rests, i).mean()) for i in range(4)]
+    assert law.spread == pytest.approx(max(errors) / Z90)
+
+
+def test_the_interval_holds_four_in_five_texts_that_the_fit_has_not_seen() -> None:
+    """Of few runs with heavy tails, as texts have them, a deviation would hold fewer."""
+    generator = np.random.default_rng(5)
+    inside = []
+    for _ in range(400):
+        *known, new = np.exp(0.08 * generator.standard_t(3, 25))
+        runs = [make_run(str(number), 1.0, factor) for number, factor in enumerate(known)]
+        law = fit_small_runs(build_runs(*runs))
+        inside.append(abs(math.log(new) - law.level) <= Z90 * law.spread)
+    assert 0.77 < np.mean(inside) < 0.86
 
 
 def test_a_text_is_left_out_with_all_of_its_runs() -> None:
@@ -85,7 +98,7 @@ def test_a_text_of_unknown_tokens_has_a_wider_interval() -> None:
         for length in (1.0, None)
     )
     assert unknown.p50 == known.p50
-    assert unknown.p90 / unknown.p50 > 1.1 * known.p90 / known.p50
+    assert unknown.p90 / unknown.p50 > 1.05 * known.p90 / known.p50
 
 
 def test_the_interval_widens_outside_of_the_measured_runs() -> None:

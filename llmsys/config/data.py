@@ -29,7 +29,11 @@ from llmsys.config.cleaning import (
 )
 from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig, MapperConfig
 from llmsys.config.decontamination import DecontaminateConfig, NoDecontamination
-from llmsys.config.deduplication import DeduplicationConfig
+from llmsys.config.deduplication import (
+    ColumnEmbeddingsConfig,
+    DeduplicationConfig,
+    SemanticDedupConfig,
+)
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.input_files import InputEntry
@@ -37,7 +41,13 @@ from llmsys.config.language import LanguageConfig, find_code_violations, find_na
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
 from llmsys.config.sampling import SamplingRule
-from llmsys.config.section import FolderPath, LocalPath, Section, raise_violations
+from llmsys.config.section import (
+    FolderPath,
+    LocalPath,
+    Section,
+    raise_violation,
+    raise_violations,
+)
 from llmsys.errors import Violation
 
 
@@ -133,6 +143,7 @@ STAGES = (
         "exact_duplicates",
         "repeated_segments",
         "near_duplicates",
+        "semantic_duplicates",
         "duplicate_substrings",
     ),
 )
@@ -272,6 +283,28 @@ class CrawlConfig(Section):
             found += find_code_violations(language.kind, codes)
         raise_violations(found)
         return rules
+
+    @field_validator("deduplicate")
+    @classmethod
+    def _check_embeddings(
+        cls, deduplicate: DeduplicationConfig, info: ValidationInfo
+    ) -> DeduplicationConfig:
+        semantic = deduplicate.semantic
+        read = info.data.get("read")
+        if (
+            isinstance(semantic, SemanticDedupConfig)
+            and isinstance(semantic.embeddings, ColumnEmbeddingsConfig)
+            and read is not None
+            and read.keep_fields != "all"
+            and (read.keep_fields == "none" or semantic.embeddings.column not in read.keep_fields)
+        ):
+            column = semantic.embeddings.column
+            raise_violation(
+                "semantic.embeddings.column",
+                f"data.read.keep_fields does not keep {column}, so it cannot be read. Add "
+                f"{column} to data.read.keep_fields, or set data.read.keep_fields=all.",
+            )
+        return deduplicate
 
 
 class TokensConfig(Section):

@@ -86,7 +86,7 @@ def normalize_embeddings(
         finite, or with zeros alone, has none.
     """
     wide = np.asarray(values, np.float64)
-    usable: npt.NDArray[np.bool_] = np.isfinite(wide).all(axis=1)
+    usable = np.asarray(np.isfinite(wide).all(axis=1), np.bool_)
     wide = np.where(usable[:, None], wide, 0.0)
     # Of the largest number first, so that no square overflows.
     largest = np.abs(wide).max(axis=1, initial=0.0)

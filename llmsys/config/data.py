@@ -41,13 +41,7 @@ from llmsys.config.language import LanguageConfig, find_code_violations, find_na
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
 from llmsys.config.sampling import SamplingRule
-from llmsys.config.section import (
-    FolderPath,
-    LocalPath,
-    Section,
-    raise_violation,
-    raise_violations,
-)
+from llmsys.config.section import FolderPath, LocalPath, Section, raise_violations
 from llmsys.errors import Violation
 
 
@@ -284,27 +278,16 @@ class CrawlConfig(Section):
         raise_violations(found)
         return rules
 
-    @field_validator("deduplicate")
-    @classmethod
-    def _check_embeddings(
-        cls, deduplicate: DeduplicationConfig, info: ValidationInfo
-    ) -> DeduplicationConfig:
-        semantic = deduplicate.semantic
-        read = info.data.get("read")
-        if (
+    @property
+    def drops_embedding_column(self) -> bool:
+        """Embeddings are a column of the input that `read` does not keep."""
+        semantic = self.deduplicate.semantic
+        kept = self.read.keep_fields
+        return (
             isinstance(semantic, SemanticDedupConfig)
             and isinstance(semantic.embeddings, ColumnEmbeddingsConfig)
-            and read is not None
-            and read.keep_fields != "all"
-            and (read.keep_fields == "none" or semantic.embeddings.column not in read.keep_fields)
-        ):
-            column = semantic.embeddings.column
-            raise_violation(
-                "semantic.embeddings.column",
-                f"data.read.keep_fields does not keep {column}, so it cannot be read. Add "
-                f"{column} to data.read.keep_fields, or set data.read.keep_fields=all.",
-            )
-        return deduplicate
+            and (kept == "none" or (kept != "all" and semantic.embeddings.column not in kept))
+        )
 
 
 class TokensConfig(Section):

@@ -7,13 +7,15 @@ Invariants:
 - A kind that is not enabled costs nothing.
 """
 
+from functools import partial
+from operator import eq
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from llmsys.config.custom_rules import list_model_files
-from llmsys.config.section import LocalPath, Section, raise_violation
+from llmsys.config.section import LocalPath, Section
 
 
 class NoDeduplication(Section):
@@ -289,10 +291,6 @@ class DedupIndexConfig(Section):
     kind: Literal["kept"] = "kept"
 
 
-def _is_off(value: object) -> bool:
-    return isinstance(value, NoDeduplication)
-
-
 class DeduplicationConfig(Section):
     """Stages of deduplication, in this order: URL, exact text, segments, MinHash, semantic,
     substrings.
@@ -315,7 +313,7 @@ class DeduplicationConfig(Section):
     )
     semantic: Annotated[SemanticDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
         NoDeduplication(),
-        exclude_if=_is_off,  # keys of datasets that were prepared before it
+        exclude_if=partial(eq, NoDeduplication()),  # keys of datasets that were prepared before it
         description="Removal of documents that say the same, by embeddings.",
     )
     substring: Annotated[SubstringDedupConfig | NoDeduplication, Field(discriminator="kind")] = (
@@ -336,15 +334,3 @@ class DeduplicationConfig(Section):
     ] = Field(
         ExactKeyFilterConfig(), description="Method of comparing keys; does not change the result."
     )
-
-    @model_validator(mode="after")
-    def _check_earlier_datasets(self) -> Self:
-        if isinstance(self.semantic, SemanticDedupConfig) and self.earlier_datasets:
-            raise_violation(
-                "semantic",
-                "the index of an earlier dataset holds no embeddings, so semantic duplicates of "
-                f"{self.earlier_datasets[0]} would stay. Name the inputs of both datasets in one "
-                "config, or set semantic.kind=none, which compares with earlier_datasets by URL, "
-                "text and MinHash.",
-            )
-        return self

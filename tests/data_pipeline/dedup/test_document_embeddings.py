@@ -323,16 +323,15 @@ def test_weights_that_lack_a_layer_are_refused_and_the_pooler_is_not_asked(
         EmbeddingModel(build_encoder(model))
 
 
-def test_a_column_that_is_not_kept_is_named() -> None:
+def test_what_a_config_cannot_give_is_named(folder: Path) -> None:
     column = {"kind": "column", "column": "on"}
-    section = {"deduplicate": {"semantic": {"kind": "embeddings", "embeddings": column}}}
+    semantic = {"kind": "embeddings", "embeddings": column}
     for keep in ("none", ["source"]):
-        with pytest.raises(ValueError, match="does not keep on, so it cannot be read"):
-            CrawlConfig.model_validate(section | {"read": {"keep_fields": keep}})
-    CrawlConfig.model_validate(section | {"read": {"keep_fields": ["on"]}})
-
-
-def test_an_earlier_dataset_has_no_embeddings(folder: Path) -> None:
+        with pytest.raises(ValueError, match="keep_fields does not keep on, so it cannot be read"):
+            build_tiny_config(
+                "x", [], deduplicate={"semantic": semantic}, read={"keep_fields": keep}
+            )
+    build_tiny_config("x", [], deduplicate={"semantic": semantic}, read={"keep_fields": ["on"]})
     section = {"earlier_datasets": ["runs/old"], "semantic": build_section(folder)}
-    with pytest.raises(ValueError, match="an earlier dataset holds no embeddings"):
-        CrawlConfig.model_validate({"deduplicate": section})
+    with pytest.raises(ValueError, match="1 earlier datasets have no embeddings in their index"):
+        build_tiny_config("x", [], deduplicate=section)

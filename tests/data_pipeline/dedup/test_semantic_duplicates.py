@@ -17,6 +17,7 @@ from llmsys.data_pipeline.dedup.embeddings import (
     SCALE,
     compute_cosines,
     compute_slack,
+    find_nearest,
     normalize_embeddings,
     round_embeddings,
 )
@@ -228,6 +229,15 @@ def test_products_of_whole_numbers_are_exact_and_near_the_cosine(numbers: int) -
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     errors = np.abs(products / SCALE**2 - units @ units.T)
     assert errors.max() <= compute_slack(numbers)
+
+
+def test_a_cosine_at_the_threshold_is_found_whatever_its_rounding() -> None:
+    vectors = normalize_embeddings(make_vectors(9, groups=60, copies=2), "float16")[0]
+    for left, right in zip(vectors[:60], vectors[60:], strict=True):
+        exact = float(compute_cosines(left[None], right[None])[0])
+        found, places = find_nearest(left[None], right[None], exact)
+        assert (found.tolist(), places.tolist()) == ([exact], [0])
+        assert find_nearest(left[None], right[None], np.nextafter(exact, 2))[1].tolist() == [-1]
 
 
 # --- clusters ---

@@ -65,6 +65,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "items.jsonl").write_text(
         json.dumps({"q": " ".join(write_sentences(choose, 4))}) + "\n"
     )
+    (made / "vectors.jsonl").write_text(
+        "".join(f'{{"text": "{line}", "vector": [1, {len(line)}]}}\n'
+                for line in write_sentences(choose, 40))
+    )  # fmt: skip
     (made / "pairs.jsonl").write_text('{"good": "she runs", "bad": "she run"}\n')
     (made / "choices.jsonl").write_text('{"question": "a", "choices": ["b", "c"], "answer": 1}\n')
     write_chats(made / "chats.jsonl", build_chats(20))

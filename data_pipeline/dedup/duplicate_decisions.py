@@ -21,6 +21,7 @@ from llmsys.dataset.token_shards import ArrowFileWriter
 from llmsys.storage.arrow_file import map_file, open_arrow, read_batch, read_schema
 
 _COLUMNS = ("row", "rule", "kept", "earlier", "size")
+_MEASURED = ("rule", "kept", "value", "threshold")
 
 
 class DuplicateFilter:
@@ -32,7 +33,7 @@ class DuplicateFilter:
         """Read the decisions about one filtered file.
 
         Args:
-            decisions: Files of decisions with equal columns; none: every row stays.
+            decisions: Files of decisions; none: every row stays.
             source: Number of the filtered file.
             rules: The rules of the decisions, in the order in which the funnel counts them: a rule
                 sees what the rules before it left.
@@ -81,13 +82,18 @@ class DuplicateFilter:
             if flags.any() and found is not None:
                 mask = pa.array(flags)
                 drops += build_dropped_rows(
-                    gone.filter(mask).to_pylist(), rule, _build_verdicts(found.filter(mask))
+                    gone.filter(mask).to_pylist(), rule, _build_verdicts(rule, found.filter(mask))
                 )
         self._tally.add_drops(drops)
         return batch.filter(pa.array(stays)), stays, drops
 
 
-def _build_verdicts(decisions: pa.RecordBatch) -> list[tuple[str, float | None, float | None, str]]:
+def _build_verdicts(
+    rule: str, decisions: pa.RecordBatch
+) -> list[tuple[str, float | None, float | None, str]]:
+    if rule == SEMANTIC:
+        measured = [decisions.column(name).to_pylist() for name in _MEASURED]
+        return [build_cosine_verdict(*row) for row in zip(*measured, strict=True)]
     columns = [decisions.column(name).to_pylist() for name in _COLUMNS[1:]]
     return [
         build_duplicate_verdict(rule, kept, earlier, size)
@@ -99,6 +105,7 @@ URL = "url_duplicates"
 EXACT = "exact_duplicates"
 SPANS = "repeated_segments"
 NEAR = "near_duplicates"
+SEMANTIC = "semantic_duplicates"
 SUBSTRING = "duplicate_substrings"
 
 _TESTS = {URL: "same url", EXACT: "same text", NEAR: "shares a bucket"}
@@ -118,6 +125,7 @@ def list_dedup_rules(config: DeduplicationConfig) -> list[str]:
         EXACT: config.exact.kind,
         SPANS: config.repeated_segments.kind,
         NEAR: config.minhash.kind,
+        SEMANTIC: config.semantic.kind,
         SUBSTRING: config.substring.kind,
     }
     return [rule for rule, kind in kinds.items() if kind != "none"]
@@ -149,6 +157,24 @@ def build_duplicate_verdict(
             f"{rule}: {_TESTS[rule]} with {kept} of the earlier dataset {earlier}",
         )
     return test, float(size), 1.0, f"{rule}: {test} with {kept}, which stays of {size} documents"
+
+
+def build_cosine_verdict(
+    rule: str, kept: str, cosine: float, threshold: float
+) -> tuple[str, float | None, float | None, str]:
+    """Build the verdict on a document whose embedding is near that of another.
+
+    Args:
+        rule: name of the rule.
+        kept: id of the document that is kept instead.
+        cosine: their cosine.
+        threshold: the smallest one at which documents are dropped.
+
+    Returns:
+        Test, value, threshold and reason.
+    """
+    reason = f"{rule}: cosine {cosine:.4f} >= {threshold:g} with {kept}, which stays"
+    return "cosine", cosine, threshold, reason
 
 
 def build_too_short_verdict(
@@ -183,6 +209,8 @@ DROP_SCHEMA = pa.schema(
         ("size", pa.int64()),
     ]
 )
+# value: the cosine; threshold: the smallest one that drops. The size is 0: it is not counted.
+SEMANTIC_SCHEMA = pa.schema([*DROP_SCHEMA, ("value", pa.float64()), ("threshold", pa.float64())])
 PLACE_SCHEMA = pa.schema(
     [("row", pa.int64()), ("place", pa.int32())]
 )  # place: number of a segment of the row's text, or offset of a window in it
@@ -301,7 +329,7 @@ def read_decisions(paths: Sequence[Path], source: int) -> pa.RecordBatch | None:
     """Read the decisions about one source file.
 
     Args:
-        paths: files of decisions with equal columns.
+        paths: files of decisions. One may have columns that another has not, which are null there.
         source: number of the source file.
 
     Returns:
@@ -309,8 +337,11 @@ def read_decisions(paths: Sequence[Path], source: int) -> pa.RecordBatch | None:
     """
     if not paths:
         return None
-    batches = [batch for path in paths for batch in iter_source_rows(path, source, source + 1)]
-    table = pa.Table.from_batches(batches, read_schema(paths[0])).drop_columns("source")
+    tables = [
+        pa.Table.from_batches(iter_source_rows(path, source, source + 1), read_schema(path))
+        for path in paths
+    ]
+    table = pa.concat_tables(tables, promote_options="default").drop_columns("source")
     table = table.sort_by([(name, "ascending") for name in table.schema.names]).combine_chunks()
     return pa.record_batch(
         [pa.concat_arrays([pa.array([], each.type), *each.chunks]) for each in table.columns],

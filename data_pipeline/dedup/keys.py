@@ -41,8 +41,9 @@ def hash_texts(texts: Iterable[str]) -> Hashes:
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
-# A run is sorted in memory.
+# A run is sorted in memory. Only keys with embeddings reach the bytes first.
 KEYS_PER_RUN = 500_000
+BYTES_PER_RUN = 64_000_000
 # Filtered files whose documents are gathered in one file, if there are more files than that.
 FILES_PER_GROUP = 1_000
 # Groups of files whose keys are gathered in one file: every range opens each.
@@ -92,10 +93,12 @@ class KeyWriter(BlockWriter):
         self._schema = schema
         self._waiting: list[Mapping[str, Any]] = []
         self._size = 0
+        self._bytes = 0
         self.count = 0
 
     def write(self, columns: Mapping[str, Any]) -> None:
-        """Add rows. Up to `KEYS_PER_RUN` of them wait in memory until they are sorted and written.
+        """Add rows. Up to `KEYS_PER_RUN` of them, or `BYTES_PER_RUN`, wait in memory until they are
+        sorted and written.
 
         Args:
             columns: numpy arrays of equal length, one per field of the schema. They are not copied:
@@ -103,7 +106,8 @@ class KeyWriter(BlockWriter):
         """
         self._waiting.append(columns)
         self._size += len(columns["high"])
-        if self._size >= KEYS_PER_RUN:
+        self._bytes += sum(columns[name].nbytes for name in self._schema.names)
+        if self._size >= KEYS_PER_RUN or self._bytes >= BYTES_PER_RUN:
             self._flush()
 
     def _flush(self) -> None:
@@ -115,11 +119,46 @@ class KeyWriter(BlockWriter):
         }
         # Readers bisect by `high` alone.
         order = np.argsort(columns["high"], kind="stable")
-        arrays = [pa.array(columns[field.name][order], field.type) for field in self._schema]
+        arrays = [
+            build_key_column(columns[field.name][order], field.type) for field in self._schema
+        ]
         self._writer.write(pa.record_batch(arrays, schema=self._schema))
         self.count += self._size
         self._waiting = []
         self._size = 0
+        self._bytes = 0
+
+
+def build_key_column(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
+    """Build a column of a key file.
+
+    Args:
+        values: (N,), or (N, numbers) for a column of lists.
+        kind: Type of the column.
+
+    Returns:
+        An array of N values.
+    """
+    if values.ndim == 1:
+        return pa.array(values, kind)
+    offsets = np.arange(len(values) + 1, dtype=np.int32) * np.int32(values.shape[1])
+    return pa.ListArray.from_arrays(offsets, pa.array(values.ravel()), kind)
+
+
+def read_key_column(column: pa.Array) -> np.ndarray[Any, Any]:
+    """Return a column of a key file as an array, a view where that is possible.
+
+    Args:
+        column: N values; lists are of one length.
+
+    Returns:
+        (N,), or (N, numbers) for a column of lists.
+    """
+    if pa.types.is_list(column.type):
+        return np.asarray(column.flatten().to_numpy()).reshape(
+            len(column), -1 if len(column) else 0
+        )
+    return np.asarray(column.to_numpy())
 
 
 def compute_key_range(number: int, ranges: int) -> tuple[int, int]:
@@ -154,7 +193,7 @@ def read_range(path: Path, number: int, ranges: int) -> Iterator[Columns]:
         end = int(np.searchsorted(high, np.uint64(last), side="right"))
         if end > begin:
             part = batch.slice(begin, end - begin)
-            yield {name: part.column(name).to_numpy() for name in part.schema.names}
+            yield {name: read_key_column(part.column(name)) for name in part.schema.names}
 
 
 def concat_columns(parts: list[Columns], schema: pa.Schema) -> Columns:

@@ -25,6 +25,11 @@ from llmsys.config.custom_rules import (
     PythonRuleConfig,
 )
 from llmsys.config.data import CrawlConfig
+from llmsys.config.deduplication import (
+    ColumnEmbeddingsConfig,
+    EncoderEmbeddingsConfig,
+    SemanticDedupConfig,
+)
 from llmsys.config.line_rules import (
     C4Config,
     C4DatatroveConfig,
@@ -57,6 +62,8 @@ def iter_resource_files(data: CrawlConfig) -> Iterator[tuple[str, Path]]:
         (config key, file) of each.
     """
     sections: list[tuple[str, Any]] = [("url", data.url), ("decontaminate", data.decontaminate)]
+    if isinstance(data.deduplicate.semantic, SemanticDedupConfig):
+        sections += [("deduplicate.semantic.embeddings", data.deduplicate.semantic.embeddings)]
     sections += [(f"rules.{number}", rule) for number, rule in enumerate(data.rules)]
     for key, section in sections:
         for path in getattr(section, "files", ()):
@@ -172,6 +179,24 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
     yield _require_package_version(package, f"the rule {rule.kind}", extra, instead)
 
 
+def list_embedding_libraries(config: SemanticDedupConfig) -> list[str]:
+    """Return the versions of libraries that compute embeddings.
+
+    Args:
+        config: The semantic duplicates.
+
+    Returns:
+        `package==version` entries for the keys of the tasks of the stage `embeddings`.
+
+    Raises:
+        ConfigError: One is not installed.
+    """
+    if isinstance(config.embeddings, ColumnEmbeddingsConfig):
+        return []
+    what = "data.deduplicate.semantic.embeddings.kind=encoder"
+    return [_require_package_version("transformers", what, "encoder")]
+
+
 def list_extractor_versions(data: CrawlConfig) -> list[str]:
     """Return the versions of libraries that only the configured extractor needs, or the digest of
     the user's own code.
@@ -254,6 +279,9 @@ def require_resource_files(data: CrawlConfig) -> None:
     """
     list_rule_libraries(data)
     list_extractor_versions(data)
+    semantic = data.deduplicate.semantic
+    if isinstance(semantic, SemanticDedupConfig):
+        list_embedding_libraries(semantic)
     for entry in (*data.inputs, *data.heldout_inputs, data.read):
         if not isinstance(entry, str) and entry.reader is not None:
             from llmsys.data_pipeline.readers.python_reader import load_python_reader
@@ -266,6 +294,12 @@ def require_resource_files(data: CrawlConfig) -> None:
                 f"{key}: {path} {what} (in {Path.cwd()}). Correct the path; relative paths start "
                 "in the working directory."
             )
+    if isinstance(semantic, SemanticDedupConfig) and isinstance(
+        semantic.embeddings, EncoderEmbeddingsConfig
+    ):
+        from llmsys.data_pipeline.rules.encoder_folder import require_embedding_folder
+
+        require_embedding_folder(semantic.embeddings, "data.deduplicate.semantic.embeddings")
     for number, rule in enumerate(data.rules):
         if isinstance(rule, EncoderClassifierConfig):
             from llmsys.data_pipeline.rules.encoder_folder import read_encoder_folder

@@ -1,7 +1,8 @@
 """Stages between filtering and collecting that find duplicates.
 
     signatures ─ url_duplicates ─ exact_duplicates ─ (segments ─ repeated_segments ─
-    remove_segments) ─ cluster ─ near_duplicates ─ (anchors … remove_substrings) ─ collect
+    remove_segments) ─ cluster ─ near_duplicates ─ (embeddings … semantic_duplicates) ─
+    (anchors … remove_substrings) ─ collect
 
 Every comparison is a map over files, which writes keys, and a shuffle: one task per range of all
 keys. Comparisons that are not configured add no stage. The result is the remaining documents and
@@ -42,7 +43,7 @@ from llmsys.data_pipeline.dedup.dedup_index import (
     DocumentFiles,
     load_earlier_dataset,
 )
-from llmsys.data_pipeline.dedup.duplicate_decisions import EXACT, NEAR, URL
+from llmsys.data_pipeline.dedup.duplicate_decisions import EXACT, NEAR, SEMANTIC, URL
 from llmsys.data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA, compute_group_size
 from llmsys.data_pipeline.executors.base import LazySequence
 from llmsys.data_pipeline.graph.stage_runner import StageRunner
@@ -104,6 +105,7 @@ class DeduplicationStages:
         """
         state = DatasetState(names, filtered, [filtered])
         states = []
+        signed = None  # documents of the present state
         if self._initial_relations:
             signed = self._run_signature_stage("signatures", state, self._initial_relations)
             for relation in self.exact:
@@ -118,18 +120,18 @@ class DeduplicationStages:
             )
 
             state = remove_repeated_segments(self, state)
-            states = (
-                states
-                if not self.near
-                else [
-                    *states,
-                    (state, self._run_signature_stage("signatures_after_cuts", state, self.near)),
-                ]
-            )
+            signed = None
+            if self.near:
+                signed = self._run_signature_stage("signatures_after_cuts", state, self.near)
+                states = [*states, (state, signed)]
         if self.near:
-            found = self._run_near_duplicate_stages(state, states[-1][1])
+            assert signed is not None
+            found = self._run_near_duplicate_stages(state, signed)
             state = state.add_decisions(NEAR, self.group_decisions("near_duplicates", state, found))
-            # The index holds no near duplicate either.
+        if not isinstance(self.config.semantic, NoDeduplication):
+            state = self._add_semantic_decisions(state, signed)
+        if states and states[-1][1] is signed:
+            # The index holds no near or semantic duplicate either.
             states[-1] = (state, states[-1][1])
         if isinstance(self.config.index, DedupIndexConfig):
             from llmsys.data_pipeline.pipelines.index_stages import run_index_stages
@@ -142,6 +144,17 @@ class DeduplicationStages:
         from llmsys.data_pipeline.pipelines.repeat_removal_stages import remove_repeated_substrings
 
         return remove_repeated_substrings(self, state)
+
+    def _add_semantic_decisions(
+        self, state: DatasetState, signed: SignedFiles | None
+    ) -> DatasetState:
+        from llmsys.data_pipeline.pipelines.semantic_stages import find_semantic_duplicates
+
+        if signed is None:  # of ids alone, which decisions name
+            stage = "signatures_after_cuts" if self.cuts else "signatures"
+            signed = self._run_signature_stage(stage, state, ())
+        found = find_semantic_duplicates(self, self.runner, state, signed.documents)
+        return state.add_decisions(SEMANTIC, self.group_decisions(SEMANTIC, state, found))
 
     def build_first_task_factory(self) -> Callable[[TaskRecord, str], Task] | None:
         """Return a function (record, name) → task of the first stage, or None if that stage

@@ -19,8 +19,16 @@ from llmsys.data_pipeline.graph.stage_runner import StageRunner
 from llmsys.data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_code_version
 
 
-def _iter_results(runner: StageRunner, name: str) -> Iterator[TaskRecord]:
-    """Yield the present result of a task, which another config may have made, then earlier ones."""
+def iter_results(runner: StageRunner, name: str) -> Iterator[TaskRecord]:
+    """Yield the present result of a task, which another config may have made, then earlier ones.
+
+    Args:
+        runner: The stage runner.
+        name: STAGE/ITEM.
+
+    Yields:
+        Records whose outputs are unchanged.
+    """
     present = runner.earlier.find_present(name)
     if present is not None:
         yield present
@@ -72,7 +80,7 @@ class EarlierFilterings:
             compute_json_digest(self._code, task, [digests, settings]): rules
             for settings, rules in self._known
         }
-        for record in _iter_results(self._runner, task):
+        for record in iter_results(self._runner, task):
             if record.key in keys:
                 earlier = EarlierFiltering(keys[record.key], record.result)
                 files = dict(zip(("kept", "dropped"), _list_names(record), strict=True))
@@ -100,9 +108,9 @@ def add_earlier_signatures(
     task = f"{job.stage}/{name}"
     sources = {
         compute_json_digest(code, task, [one.digests[0], [], settings]): one.outputs[0].name
-        for one in _iter_results(runner, f"filter/{name}")
+        for one in iter_results(runner, f"filter/{name}")
     }
-    for record in _iter_results(runner, task):
+    for record in iter_results(runner, task):
         if record.key in sources:
             documents, *keys = _list_names(record)
             relations = job.job.paths["keys"]

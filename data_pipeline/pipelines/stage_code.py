@@ -117,6 +117,8 @@ _DEDUPLICATION_STAGES = (
     "groups",
 )
 
+_SEMANTIC_STAGES = ("embeddings", "centroids", "assigned", "semantic_duplicates")
+
 # Stages of a dataset of documents, by the name of the stage up to the first dot.
 DOCUMENT_STAGES = {
     "split_inputs": _describe_code(1, ("stages/split_inputs.py",), "xxhash"),
@@ -138,6 +140,24 @@ DOCUMENT_STAGES = {
         "pyarrow numpy py3langid pycld2 regex ftfy",
     ),
     **dict.fromkeys(_DEDUPLICATION_STAGES, _DEDUPLICATION),
+    **dict.fromkeys(
+        _SEMANTIC_STAGES,
+        _describe_code(
+            1,
+            (
+                "dedup/embeddings.py",
+                "dedup/spherical_kmeans.py",
+                "dedup/duplicate_decisions.py",
+                "dedup/duplicate_graph.py",
+                "dedup/keys.py",
+                "rules/encoder_model.py",
+                "stages/embed_documents.py",
+                "stages/cluster_embeddings.py",
+                "stages/find_semantic_duplicates.py",
+            ),
+            "pyarrow numpy xxhash",
+        ),
+    ),
     "collect": _describe_code(
         1,
         (

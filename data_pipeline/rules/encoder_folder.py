@@ -1,6 +1,6 @@
-"""Folder of an encoder classifier: what can be told of it without loading it.
+"""Folder of an encoder of Hugging Face: what can be told of it without loading it.
 
-Reads config.json and the names of the other files.
+Reads config.json, the names of the other files, and how sentence-transformers pools.
 
 Invariants:
     - Neither torch nor transformers is imported, so that a mistake is named in a moment.
@@ -9,9 +9,11 @@ Invariants:
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from llmsys.config.custom_rules import EncoderClassifierConfig
+from llmsys.config.deduplication import EncoderEmbeddingsConfig
 from llmsys.data_pipeline.rules.rule import ThresholdTest
 from llmsys.errors import DataError
 
@@ -23,6 +25,8 @@ _WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
+# Their names in sentence-transformers' files.
+_POOLING = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
 
 Activation = Literal["none", "sigmoid", "softmax"]
 
@@ -55,19 +59,71 @@ def read_encoder_folder(config: EncoderClassifierConfig, key: str = "") -> Encod
             its texts are shorter than `max_tokens`.
     """
     place = f"{key}.model: " if key else ""
-    folder = config.model
-    values = _read_config(config, place)
+    values = _read_config(config.model, place)
     names = [str(name) for name in values.get("architectures") or ()]
     if not any(name.endswith(_HEAD) for name in names):
         raise DataError(
-            f"{place}{folder} has the architecture {', '.join(names) or 'of no name'}, which "
+            f"{place}{config.model} has the architecture {', '.join(names) or 'of no name'}, which "
             f"scores no label. Give a model whose architecture ends in {_HEAD}."
         )
+    _require_files(config, values, key)
+    labels = _list_labels(values)
+    return EncoderFolder(_find_label(config, labels, key), _find_activation(values, len(labels)))
+
+
+def require_embedding_folder(config: EncoderEmbeddingsConfig, key: str) -> None:
+    """Check the folder of a model that embeds texts.
+
+    Args:
+        config: The embeddings.
+        key: Their key in the config, for messages.
+
+    Raises:
+        DataError: The folder has no encoder, no weights or no tokenizer; its texts are shorter than
+            `max_tokens`; or its own file says that it pools otherwise.
+    """
+    values = _read_config(config.model, f"{key}.model: ")
+    if values.get("is_encoder_decoder"):
+        raise DataError(
+            f"{key}.model: {config.model} is an encoder with a decoder, which embeds no text by "
+            "itself. Give the folder of an encoder, such as a BERT."
+        )
+    _require_files(config, values, key)
+    path = config.model / "1_Pooling" / "config.json"
+    if not path.is_file():
+        return
+    try:
+        modes = json.loads(path.read_bytes())
+        wanted = [name for name, is_on in modes.items() if is_on is True and "mode" in name]
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Download it again.") from None
+    if wanted == [_POOLING[config.pooling]]:
+        return
+    others = [pooling for pooling, name in _POOLING.items() if wanted == [name]]
+    raise DataError(
+        f"{key}.pooling: {path} says {', '.join(wanted) or 'nothing'}, not {config.pooling}. "
+        + (
+            f"Set pooling: {others[0]}."
+            if others
+            else "Embed the texts with sentence-transformers, and name their column with "
+            "kind: column."
+        )
+    )
+
+
+def _require_files(
+    config: EncoderClassifierConfig | EncoderEmbeddingsConfig, values: dict[str, Any], key: str
+) -> None:
+    """Raise DataError for a folder without weights or tokenizer, or with fewer positions than
+    `max_tokens`.
+    """
+    folder = config.model
     for wanted, files in (("weights", _WEIGHTS), ("tokenizer", _TOKENIZERS)):
         if not any((folder / name).is_file() for name in files):
             raise DataError(
-                f"{place}{folder} has no {wanted}: none of {', '.join(files)} is there. Download "
-                "the whole model, or save it with save_pretrained."
+                f"{f'{key}.model: ' if key else ''}{folder} has no {wanted}: none of "
+                f"{', '.join(files)} is there. Download the whole model, or save it with "
+                "save_pretrained."
             )
     longest = values.get("max_position_embeddings")
     if isinstance(longest, int) and config.max_tokens > longest:
@@ -75,8 +131,6 @@ def read_encoder_folder(config: EncoderClassifierConfig, key: str = "") -> Encod
             f"{f'{key}.max_tokens: ' if key else ''}{config.max_tokens} is above the "
             f"{longest} positions of {folder}. Set max_tokens to {longest} or less."
         )
-    labels = _list_labels(values)
-    return EncoderFolder(_find_label(config, labels, key), _find_activation(values, len(labels)))
 
 
 def list_score_limits(config: EncoderClassifierConfig) -> Sequence[ThresholdTest]:
@@ -97,13 +151,13 @@ def list_score_limits(config: EncoderClassifierConfig) -> Sequence[ThresholdTest
     return limits
 
 
-def _read_config(config: EncoderClassifierConfig, place: str) -> dict[str, Any]:
-    path = config.model / "config.json"
+def _read_config(folder: Path, place: str) -> dict[str, Any]:
+    path = folder / "config.json"
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
-            f"{place}{config.model} has no config.json, so it is no folder of a model. Give the "
+            f"{place}{folder} has no config.json, so it is no folder of a model. Give the "
             "folder that save_pretrained wrote."
         ) from None
     except (OSError, ValueError) as error:

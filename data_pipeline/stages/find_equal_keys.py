@@ -39,6 +39,7 @@ from llmsys.data_pipeline.dedup.keys import (
     concat_columns,
     find_later_items,
     mask_repeated_keys,
+    read_key_column,
     read_range,
     take_rows,
 )
@@ -169,7 +170,7 @@ def write_group_keys(
     with KeyWriter(output, pa.schema([*schema, ("source", pa.int64())])) as writer:
         for source, path in enumerate(sources, first):
             for batch in read_batches(path):
-                columns = {name: batch.column(name).to_numpy() for name in schema.names}
+                columns = {name: read_key_column(batch.column(name)) for name in schema.names}
                 writer.write({**columns, "source": np.full(batch.num_rows, source)})
             report(1, 0)
     return {"keys": writer.count}

@@ -157,15 +157,28 @@ class EncoderClassifierConfig(NamedRuleConfig):
     @property
     def files(self) -> tuple[Path, ...]:
         """Files of the model, as far as they decide its scores; config.json if it is missing."""
-        found = sorted(
-            path
-            for path in (self.model.iterdir() if self.model.is_dir() else ())
-            if path.is_file() and (path.suffix in _MODEL_FILES or path.name == "merges.txt")
-        )
-        return tuple(found) or (self.model / "config.json",)
+        return list_model_files(self.model)
 
 
 _MODEL_FILES = frozenset({".json", ".safetensors", ".bin", ".model", ".txt"})
+
+
+def list_model_files(folder: Path) -> tuple[Path, ...]:
+    """List the files of a model of Hugging Face that decide what it computes.
+
+    Args:
+        folder: Folder of the model.
+
+    Returns:
+        Its files, sorted; `config.json` alone if there is none.
+    """
+    found = sorted(
+        path
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if path.is_file() and (path.suffix in _MODEL_FILES or path.name == "merges.txt")
+    )
+    return tuple(found) or (folder / "config.json",)
+
 
 Bucket = Literal["head", "middle", "tail"]
 

@@ -29,7 +29,11 @@ from llmsys.config.cleaning import (
 )
 from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig, MapperConfig
 from llmsys.config.decontamination import DecontaminateConfig, NoDecontamination
-from llmsys.config.deduplication import DeduplicationConfig
+from llmsys.config.deduplication import (
+    ColumnEmbeddingsConfig,
+    DeduplicationConfig,
+    SemanticDedupConfig,
+)
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.input_files import InputEntry
@@ -133,6 +137,7 @@ STAGES = (
         "exact_duplicates",
         "repeated_segments",
         "near_duplicates",
+        "semantic_duplicates",
         "duplicate_substrings",
     ),
 )
@@ -272,6 +277,17 @@ class CrawlConfig(Section):
             found += find_code_violations(language.kind, codes)
         raise_violations(found)
         return rules
+
+    @property
+    def drops_embedding_column(self) -> bool:
+        """Embeddings are a column of the input that `read` does not keep."""
+        semantic = self.deduplicate.semantic
+        kept = self.read.keep_fields
+        return (
+            isinstance(semantic, SemanticDedupConfig)
+            and isinstance(semantic.embeddings, ColumnEmbeddingsConfig)
+            and (kept == "none" or (kept != "all" and semantic.embeddings.column not in kept))
+        )
 
 
 class TokensConfig(Section):

@@ -1,4 +1,5 @@
-"""Configuration of deduplication (`data.deduplicate:`): URL, exact, segment, MinHash and substring.
+"""Configuration of deduplication (`data.deduplicate:`): URL, exact, segment, MinHash, semantic and
+substring.
 
 Invariants:
 - The surviving copy depends on the data alone, never on the order of files or the number of
@@ -6,10 +7,14 @@ Invariants:
 - A kind that is not enabled costs nothing.
 """
 
+from functools import partial
+from operator import eq
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from llmsys.config.custom_rules import list_model_files
 from llmsys.config.section import LocalPath, Section
 
 
@@ -119,6 +124,104 @@ class MinHashDedupConfig(Section):
     seed: int = Field(1, ge=0, le=(1 << 32) - 1, description="Seed of the hash permutations.")
 
 
+class EncoderEmbeddingsConfig(Section):
+    """Embeddings by an encoder of Hugging Face: a folder with config.json, weights and tokenizer,
+    such as those of sentence-transformers. They are stored, so that another threshold embeds
+    nothing again.
+    """
+
+    kind: Literal["encoder"] = "encoder"
+    model: LocalPath = Field(
+        description="Folder of the model; relative paths start in the working directory."
+    )
+    pooling: Literal["mean", "cls"] = Field(
+        "mean",
+        description="Embedding of a text. mean: the mean of its last hidden states. cls: the first "
+        "of them.",
+    )
+    prefix: str = Field(
+        "", description="Put before each text, as some models need it; `query: ` for E5."
+    )
+    max_tokens: int = Field(
+        512, ge=2, description="Tokens of a text that are read, from its start, with special ones."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; auto: on a GPU where the process sees one."
+    )
+    batch_size: int = Field(
+        32, ge=1, description="Texts at a time on a GPU. On a CPU each text is embedded alone."
+    )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files of the model, as far as they decide its embeddings."""
+        return list_model_files(self.model)
+
+
+class ColumnEmbeddingsConfig(Section):
+    """Embeddings that the input files have: a column of lists of numbers, all of one length.
+    `data.read.keep_fields` must keep it.
+    """
+
+    kind: Literal["column"] = "column"
+    column: str = Field(
+        min_length=1, description="Name of the column, as `data.read.keep_fields` would have it."
+    )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """No files."""
+        return ()
+
+
+class SemanticDedupConfig(Section):
+    """Semantic duplicates by the cosine of embeddings within clusters of k-means (SemDeDup, Abbas
+    et al. 2023).
+
+    In a cluster documents are taken by falling length, ties by the smallest id. One is dropped if
+    its cosine with a document that stays is at least `threshold`. Documents of two clusters are not
+    compared. One without an embedding (an empty text, a value that is not finite, zeros alone)
+    stays.
+    """
+
+    kind: Literal["embeddings"] = "embeddings"
+    embeddings: Annotated[
+        EncoderEmbeddingsConfig | ColumnEmbeddingsConfig, Field(discriminator="kind")
+    ] = Field(description="Where the embeddings come from.")
+    threshold: float = Field(
+        0.95,
+        gt=0,
+        le=1,
+        description="Minimum cosine of duplicates. It depends on the encoder: read some of the "
+        "dropped documents.",
+    )
+    precision: Literal["float16", "float32"] = Field(
+        "float16", description="Stored numbers of an embedding."
+    )
+    clusters: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="Number of clusters. null: the square root of the number of documents, but so "
+        "few that a cluster has about 1,000 documents, and a tenth of `sample` at most.",
+    )
+    sample: int = Field(
+        100_000,
+        ge=1,
+        le=500_000,
+        description="About so many documents decide the clusters; each takes 10 bytes of memory "
+        "for each number of its embedding.",
+    )
+    iterations: int = Field(10, ge=1, le=1_000, description="Maximum iterations of k-means.")
+    seed: int = Field(0, ge=0, le=(1 << 32) - 1, description="Seed of the first centroids.")
+    documents_per_task: int = Field(
+        200_000,
+        ge=1,
+        description="Approximate number of documents per task, in whole clusters; does not change "
+        "the result.",
+    )
+
+
 class SubstringDedupConfig(Section):
     """Strings of at least `min_characters` that occur more than once, whatever their word borders
     (Lee et al. 2022).
@@ -189,7 +292,9 @@ class DedupIndexConfig(Section):
 
 
 class DeduplicationConfig(Section):
-    """Stages of deduplication, in this order: URL, exact text, segments, MinHash, substrings."""
+    """Stages of deduplication, in this order: URL, exact text, segments, MinHash, semantic,
+    substrings.
+    """
 
     url: Annotated[UrlDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
         NoDeduplication(), description="Deduplication by URL."
@@ -205,6 +310,11 @@ class DeduplicationConfig(Section):
     )
     minhash: Annotated[MinHashDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
         MinHashDedupConfig(), description="Near-duplicate removal by MinHash-LSH."
+    )
+    semantic: Annotated[SemanticDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
+        NoDeduplication(),
+        exclude_if=partial(eq, NoDeduplication()),  # keys of datasets that were prepared before it
+        description="Removal of documents that say the same, by embeddings.",
     )
     substring: Annotated[SubstringDedupConfig | NoDeduplication, Field(discriminator="kind")] = (
         Field(NoDeduplication(), description="Removal of long repeated strings.")

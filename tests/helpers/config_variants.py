@@ -145,6 +145,9 @@ VIT: Settings = {"family": "encoder", "vocab_size": 256, "max_position_embedding
     "position": {"kind": "learned"},
                  "patches": {"image_size": 8, "patch_size": 4, "num_channels": 1}}  # fmt: skip
 LABELS: Settings = {"kind": "classification", "num_labels": 3}
+ENCODER: Settings = {"kind": "encoder", "model": "judge", "max_tokens": 64}
+EMBEDDED: Settings = {"data__inputs": ["vectors.jsonl"],
+    "data__deduplicate__semantic__kind": "embeddings"}  # fmt: skip
 PAIR_BATCH: Settings = {"sequence_length": LENGTH, "tokens": 4 * LENGTH}
 # An encoder that Hugging Face has a model type for.
 BERT: Settings = {
@@ -309,6 +312,12 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     _choose("data.deduplicate.repeated_segments", "sentences", {"sentences": 2}),
     _choose("data.deduplicate.repeated_segments", "none"),
     *_choose_each("data.deduplicate.minhash", "minhash", "none"),
+    *_choose_each("data.deduplicate.semantic", "none"),
+    _choose("data.deduplicate.semantic", "embeddings", {"embeddings": ENCODER}),
+    _choose("data.deduplicate.semantic.embeddings", "encoder", {"model": "judge",
+        "max_tokens": 64}, **EMBEDDED),
+    _choose("data.deduplicate.semantic.embeddings", "column", {"column": "vector"},
+        **EMBEDDED),
     _choose("data.deduplicate.substring", "substring", {"min_characters": 60, "min_words": 20}),
     _choose("data.deduplicate.substring", "none"),
     *_choose_each("data.deduplicate.index", "kept", "none"),

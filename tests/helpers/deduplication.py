@@ -8,7 +8,12 @@ import pyarrow as pa
 
 from llmsys.config.data import CrawlConfig
 from llmsys.config.executor import InlineExecutorConfig
-from llmsys.data_pipeline.core.document_schema import DROPPED_SCHEMA, build_document_schema
+from llmsys.data_pipeline.core.document_schema import (
+    DROPPED_SCHEMA,
+    add_fields_column,
+    build_document_schema,
+)
+from llmsys.data_pipeline.core.input_fields import FIELDS
 from llmsys.data_pipeline.core.task_record import TaskOutput, TaskRecord
 from llmsys.data_pipeline.graph.stage_runner import StageRunner
 from llmsys.data_pipeline.graph.tasks import Task
@@ -37,6 +42,8 @@ def build_document(name: str, text: str, **fields: Any) -> Document:
 def _apply_rules(folder: Path, rows: Sequence[Document], batch: int) -> TaskRecord:
     """Write a judged file and return the record of the task that might have written it."""
     schema = build_document_schema([])
+    if any(FIELDS in row for row in rows):
+        schema = add_fields_column(schema)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with ArrowFileWriter(folder, schema, "zstd") as writer:
         counts = []

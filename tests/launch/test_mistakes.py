@@ -259,6 +259,7 @@ OVERRIDES = [
      'data.deduplicate.exact.kind=text'),
     ("data.deduplicate.minhash.buckets=0", "0 is too small: the minimum is 1",
         "data.deduplicate.minhash.buckets=1"),
+    ("data.deduplicate.semantic.kind=semantic", "'semantic' is not embeddings or none", ""),
     ("data.executor.workers=many", "'many' is not a whole number", "data.executor.workers=8"),
     ("data.executor.kind=multiprocessing", "Did you mean local?", "data.executor.kind=local"),
     ("data.split.heldout_fraction=5", "5 is too large: the maximum is 0.5",

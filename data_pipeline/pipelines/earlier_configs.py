@@ -139,9 +139,9 @@ def find_earlier_tokens(
     if not runner.earlier.has_results(task):
         return None
     code = compute_code_version(DOCUMENT_STAGES["encode"])
-    documents = _iter_results(runner, f"collect/{name}")
+    documents = iter_results(runner, f"collect/{name}")
     keys = {compute_json_digest(code, task, [one.digests[0], *settings]) for one in documents}
-    for record in _iter_results(runner, task):
+    for record in iter_results(runner, task):
         if record.key in keys:
             return folder / record.outputs[0].name
     return None

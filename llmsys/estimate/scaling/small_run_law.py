@@ -29,8 +29,9 @@ from llmsys.estimate.scaling.chinchilla import compute_effective_amount
 from llmsys.estimate.scaling.published_laws import BESIROGLU, MUENNIGHOFF
 
 FILE = Path(__file__).with_name("small_runs.yaml")
-# Share of runs inside of an interval from P10 to P90.
-INSIDE = 0.8
+# Share of the known runs that an interval from P10 to P90 holds. It held 13 of 19 texts that were
+# new to the fit when it was the rank of eight in ten: people's texts differ more than known ones.
+INSIDE = 0.9
 # Outside of the fitted range: widening of the logarithm's deviation per factor of e.
 EXTRAPOLATION_SPREAD = 0.03
 # Deviation of the logarithm of `token_length` among texts, for one whose tokens are not measured.
@@ -203,7 +204,7 @@ def fit_small_runs(runs: SmallRuns) -> SmallRunLaw:
         runs: The measurements.
 
     Returns:
-        The law; its interval is that of four in five runs left out with their whole text.
+        The law; its interval is that of nine in ten runs left out with their whole text.
     """
     rests_R = np.array([_compute_rest(runs.ladder, run) for run in runs.runs])
     texts = np.array([run.text for run in runs.runs])
@@ -223,7 +224,7 @@ def fit_small_runs(runs: SmallRuns) -> SmallRunLaw:
 
 
 def _find_inner_error(errors_R: npt.NDArray[np.float64]) -> float:
-    """Return the error that 80 % of new runs stay within, if they are like the known ones.
+    """Return the error that a share of new runs stays within, if they are like the known ones.
 
     Errors of texts have heavier tails than a normal law, so it is a rank, with one more run for
     the new one (conformal prediction: Vovk, Gammerman and Shafer 2005).

@@ -45,7 +45,7 @@ def test_the_level_is_the_mean_of_logarithms() -> None:
     assert law.spread == pytest.approx(max(errors) / Z90)
 
 
-def test_the_interval_holds_four_in_five_texts_that_the_fit_has_not_seen() -> None:
+def test_the_interval_holds_nine_in_ten_texts_that_the_fit_has_not_seen() -> None:
     """Of few runs with heavy tails, as texts have them, a deviation would hold fewer."""
     generator = np.random.default_rng(5)
     inside = []
@@ -54,7 +54,7 @@ def test_the_interval_holds_four_in_five_texts_that_the_fit_has_not_seen() -> No
         runs = [make_run(str(number), 1.0, factor) for number, factor in enumerate(known)]
         law = fit_small_runs(build_runs(*runs))
         inside.append(abs(math.log(new) - law.level) <= Z90 * law.spread)
-    assert 0.77 < np.mean(inside) < 0.86
+    assert 0.87 < np.mean(inside) < 0.95
 
 
 def test_a_text_is_left_out_with_all_of_its_runs() -> None:

@@ -318,8 +318,11 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
         data__deduplicate__exact={"kind": "text"}),
     *_choose_each("data.decontaminate", "none"),
     ("data.decontaminate.kind=ngram", {"data.decontaminate": ITEMS}),
-    _choose("data.decontaminate.fuzzy", "coverage", {"min_share": 0.7}, data__decontaminate=ITEMS),
-    _choose("data.decontaminate.fuzzy", "none", data__decontaminate=ITEMS),
+    *[
+        (f"data.decontaminate.fuzzy.kind={kind}",
+            {"data.decontaminate": ITEMS | {"fuzzy": {"kind": kind}}})
+        for kind in ("coverage", "none")
+    ],
     _choose("data.sampling[]", "values", {"column": "host", "weights": {"one.example": 2}}),
     _choose("data.sampling[]", "buckets",
             {"column": "language_score", "edges": [0.9], "weights": [0.5, 1]}),

@@ -2,7 +2,7 @@
 repair, personal data.
 
 Reading: the format of a file (WARC, WET, ARC, jsonl, parquet, Arrow; gzip, zstd, lz4, bzip2, xz or
-plain) is detected from its bytes, that of CSV and TSV from its name. Keys and endpoints of remote
+plain; zip archives) is detected from its bytes, that of CSV and TSV from its name. Keys and endpoints of remote
 storage come from the environment (AWS_*, FSSPEC_S3_*), because the config is written into the
 dataset and must not contain secrets.
 

@@ -128,6 +128,7 @@ DOCUMENT_STAGES = {
             "stages/extract_text.py",
             "rules/url.py",
             "rules/entry_lists.py",
+            "rules/entry_table.py",
         ),
         "pyarrow fastwarc resiliparse selectolax zstandard tldextract",
     ),

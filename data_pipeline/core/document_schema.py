@@ -233,8 +233,8 @@ def select_heldout(
     Args:
         documents: Batch with the columns `id` and `file`.
         split: Share and seed.
-        files: Files whose documents are held out, as the column names them; with any, the share is
-            not used.
+        files: Files whose documents are held out, as the column names them, or archives that these
+            files are in; with any, the share is not used.
 
     Returns:
         bool of shape (rows,).
@@ -242,11 +242,18 @@ def select_heldout(
     if files:
         import pyarrow.compute as pc  # slow to import
 
-        held = pc.is_in(
-            documents.column("file"), value_set=pa.array(files, documents.schema.field("file").type)
-        )
+        column = documents.column("file")
+        chosen = frozenset(files)
+        held_files = [file for file in column.unique().to_pylist() if _is_in_files(file, chosen)]
+        held = pc.is_in(column, value_set=pa.array(held_files, column.type))
         return np.asarray(held.to_numpy(zero_copy_only=False), np.bool_)
     return is_heldout(documents.column("id").to_pylist(), split.heldout_fraction, split.seed)
+
+
+def _is_in_files(file: str, files: frozenset[str]) -> bool:
+    """Return whether a file is one of some, or a member of an archive that is."""
+    parts = file.split("/")
+    return any("/".join(parts[:count]) in files for count in range(len(parts), 0, -1))
 
 
 def count_text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:

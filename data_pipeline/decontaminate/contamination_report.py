@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from llmsys.config.decontamination import NgramDecontaminationConfig
 from llmsys.data_pipeline.core.funnel import DECONTAMINATE
-from llmsys.data_pipeline.decontaminate.ngram_index import PARTS, NgramIndex, read_item_names
+from llmsys.data_pipeline.decontaminate.evaluation_index import EvaluationIndex
+from llmsys.data_pipeline.decontaminate.ngram_index import PARTS, read_item_names
 from llmsys.dataset.manifest_section import (
     ContaminatedDocument,
     DecontaminationSummary,
@@ -129,12 +130,14 @@ class ContaminationResult(NamedTuple):
 class ContaminationJudge:
     """Judge of documents by their matches."""
 
-    def __init__(self, config: NgramDecontaminationConfig, index: NgramIndex, items: Path) -> None:
+    def __init__(
+        self, config: NgramDecontaminationConfig, index: EvaluationIndex, items: Path
+    ) -> None:
         """Read the names of the evaluation items.
 
         Args:
             config: Decides whether a match drops a document or is cut out of it.
-            index: The n-grams that the matches number.
+            index: The n-grams and parts that the matches number.
             items: File of items that was written with the index.
         """
         self._config = config
@@ -165,7 +168,8 @@ class ContaminationJudge:
         rows = self._build_rows(document, matches)
         first = rows[0]
         others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-        where = f"{first['set']} {first['item']}{others}"
+        share = f", {first['share']:.0%} of its words" if first["share"] else ""
+        where = f"{first['set']} {first['item']}{share}{others}"
         count = float(matches.num_rows)
         verdict: tuple[str, float | None, float | None, str] | None
         text = None
@@ -208,7 +212,11 @@ class ContaminationJudge:
     ) -> list[dict[str, Any]]:
         """Build one row per item, in text order."""
         which, held, parts = self._index.get_items(matches.column("gram").to_numpy())
-        items, first, counts = np.unique(held, return_index=True, return_counts=True)
+        items, first, inverse, counts = np.unique(
+            held, return_index=True, return_inverse=True, return_counts=True
+        )
+        shares = np.zeros(len(items), np.float32)
+        np.maximum.at(shares, inverse, matches.column("share").to_numpy()[which])
         order = np.argsort(first).tolist()
         return [
             self._build_row(
@@ -217,9 +225,10 @@ class ContaminationJudge:
                 int(which[at]),
                 PARTS[parts[at]],
                 self._get_set_and_name(item),
-                count,
+                int(counts[number]),
+                float(shares[number]),
             )
-            for item, at, count in ((int(items[i]), int(first[i]), int(counts[i])) for i in order)
+            for number, item, at in ((i, int(items[i]), int(first[i])) for i in order)
         ]
 
     def _get_set_and_name(self, item: int) -> tuple[str, str]:
@@ -234,6 +243,7 @@ class ContaminationJudge:
         part: str,
         name: tuple[str, str],
         count: int,
+        share: float,
     ) -> dict[str, Any]:
         begin, end = matches.column("begin")[row].as_py(), matches.column("end")[row].as_py()
         gram = matches.column("gram")[row].as_py()
@@ -242,7 +252,9 @@ class ContaminationJudge:
             "set": name[0],
             "item": name[1],
             "part": part,
-            "words": int(self._index.words[gram]),
+            "words": int(self._index.get_words(np.array([gram]))[0]),
+            # of the item's words that count, in the best passage; None without a fuzzy match
+            "share": round(share, 4) or None,
             "matches": count,
             "ngram": " ".join(text[begin:end].split())[:_MATCH_CHARACTERS],
             "url": document["url"],

@@ -156,10 +156,7 @@ def _join_broken_words(text: str) -> str:
 def _extract_part_ngrams(
     item: EvaluationItem, config: NgramDecontaminationConfig, words: WordHasher
 ) -> tuple[list[ItemNgrams], int]:
-    split = words.hash_words([*item.queries, *item.labels])
-    parts = np.split(split.hashes, split.offsets[1:-1])
-    queries = parts[: len(item.queries)]
-    labels = parts[len(item.queries) :]
+    queries, labels = _hash_item_words(item, words)
     found: list[ItemNgrams] = []
     if "query" in config.parts:
         found += [_build_ngrams(query, config, "query") for query in queries]
@@ -169,6 +166,35 @@ def _extract_part_ngrams(
     if "overlap" in config.parts and queries:
         found += [_build_overlap_ngrams(queries[-1], label, config) for label in labels]
     return [grams for grams in found if len(grams.hashes)], short
+
+
+def _hash_item_words(item: EvaluationItem, words: WordHasher) -> tuple[list[Hashes], list[Hashes]]:
+    """Return the words of each query and of each label."""
+    split = words.hash_words([*item.queries, *item.labels])
+    parts = np.split(split.hashes, split.offsets[1:-1])
+    return parts[: len(item.queries)], parts[len(item.queries) :]
+
+
+def list_item_words(
+    item: EvaluationItem, config: NgramDecontaminationConfig, words: WordHasher
+) -> list[tuple[Part, Hashes]]:
+    """List the queries and labels of an item that the config searches for.
+
+    Args:
+        item: Query and labels.
+        config: Names the parts to search for.
+        words: Splits and hashes words.
+
+    Returns:
+        The name of each part and its words.
+    """
+    queries, labels = _hash_item_words(item, words)
+    found: list[tuple[Part, Hashes]] = []
+    if "query" in config.parts:
+        found += [("query", query) for query in queries]
+    if "label" in config.parts:
+        found += [("label", label) for label in labels]
+    return found
 
 
 def _build_ngrams(words: Hashes, config: NgramDecontaminationConfig, part: Part) -> ItemNgrams:

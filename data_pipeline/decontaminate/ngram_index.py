@@ -1,28 +1,33 @@
 """An index of all n-grams of all evaluation sets, sorted by hash, with the items of each n-gram.
 
-`write_ngram_index` reads the sets and writes two Arrow files, n-grams and items. `NgramIndex` loads
-them and finds matches in columns of words. Memory: about 20 bytes per distinct n-gram, once per
-process.
+`write_ngram_index` reads the sets and writes two Arrow files, n-grams and items, and with fuzzy
+matches that of `FuzzyParts`. `NgramIndex` loads the n-grams and finds them in columns of words.
+Memory: about 20 bytes per distinct n-gram, once per process.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from llmsys.config.decontamination import NgramDecontaminationConfig
+from llmsys.config.decontamination import (
+    CoverageFuzzyMatchConfig,
+    NgramDecontaminationConfig,
+    NoFuzzyMatch,
+)
 from llmsys.data_pipeline.decontaminate.evaluation_items import (
     ItemNgrams,
     extract_item_ngrams,
+    list_item_words,
     read_items,
 )
+from llmsys.data_pipeline.decontaminate.fuzzy_index import FuzzyParts
+from llmsys.data_pipeline.decontaminate.sorted_hashes import SortedHashes
 from llmsys.data_pipeline.executors.base import Report
 from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_positions
-from llmsys.data_pipeline.text.word_hashes import HashedWords, Hashes, WordHasher, iter_ngram_hashes
+from llmsys.data_pipeline.text.word_hashes import HashedWords, WordHasher, iter_ngram_hashes
 from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
 from llmsys.errors import DataError
 
@@ -39,11 +44,15 @@ ITEM_SCHEMA = pa.schema([("set", pa.string()), ("item", pa.string())])
 
 # items stored per n-gram and set: enough for twins, without all items that share an opening
 NAMED_ITEMS = 4
-_BITS_PER_GRAM = 16  # of the filter that rejects most n-grams of a text
 
 
 def write_ngram_index(
-    report: Report, *, grams: Path, items: Path, config: NgramDecontaminationConfig
+    report: Report,
+    *,
+    grams: Path,
+    items: Path,
+    config: NgramDecontaminationConfig,
+    fuzzy: Path | None = None,
 ) -> dict[str, Any]:
     """Write the n-grams and items of the evaluation sets.
 
@@ -52,14 +61,18 @@ def write_ngram_index(
         grams: the file of n-grams to write (`GRAM_SCHEMA`).
         items: the file of items to write (`ITEM_SCHEMA`).
         config: sets, length of n-grams and parts of items.
+        fuzzy: the file of short n-grams to write (`FUZZY_SCHEMA`); needed if the
+            config has fuzzy matches.
 
     Returns:
-        Under `sets`, per set: numbers of `items`, `ngrams` and `too_short` parts.
+        Under `sets`, per set: numbers of `items`, `ngrams` and `too_short` parts; and of
+        `only_exact` parts, which have too few words for a fuzzy match.
 
     Raises:
         DataError: if a set cannot be read, or no item is long enough.
     """
     words = WordHasher()
+    loose = _build_fuzzy_parts(config)
     found: list[tuple[int, ItemNgrams]] = []
     names: list[dict[str, str]] = []
     counts: dict[str, dict[str, int]] = {}
@@ -71,6 +84,9 @@ def write_ngram_index(
             own, too_short = extract_item_ngrams(item, config, words)
             short += too_short
             found += [(len(names), part) for part in own]
+            if loose is not None:
+                for name, whole in list_item_words(item, config, words):
+                    loose.add_part(len(counts), len(names), PARTS.index(name), whole)
             names.append({"set": dataset.name, "item": item.name})
         ngrams = sum(len(part.hashes) for _, part in found[parts:])
         counts[dataset.name] = {"items": len(names) - first, "ngrams": ngrams, "too_short": short}
@@ -83,9 +99,23 @@ def write_ngram_index(
         )
     sets = np.repeat(np.arange(len(counts)), [count["items"] for count in counts.values()])
     _write_ngrams(grams, found, sets)
+    if loose is not None and fuzzy is not None:
+        unsearched = loose.write(fuzzy)
+        for number, count in enumerate(counts.values()):
+            count["only_exact"] = unsearched[number]
     with ArrowFileWriter(items, ITEM_SCHEMA, "zstd") as writer:
         writer.write(pa.RecordBatch.from_pylist(names, ITEM_SCHEMA))
     return {"sets": counts}
+
+
+def _build_fuzzy_parts(config: NgramDecontaminationConfig) -> FuzzyParts | None:
+    match config.fuzzy:
+        case NoFuzzyMatch():
+            return None
+        case CoverageFuzzyMatchConfig():
+            return FuzzyParts(config.fuzzy, NAMED_ITEMS)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _write_ngrams(path: Path, found: Sequence[tuple[int, ItemNgrams]], sets: Integers) -> None:
@@ -120,22 +150,13 @@ class NgramIndex:
 
     def __init__(self, path: Path) -> None:
         batch = next(read_batches(path))
-        self._hashes = batch.column("hash").to_numpy()
+        self._hashes = SortedHashes(batch.column("hash").to_numpy())
         self.words = batch.column("words").to_numpy()
         self._ends = batch.column("items").offsets.to_numpy()
         self._items, self._parts = (
             batch.column(name).values.to_numpy() for name in ("items", "parts")
         )
         self._lengths = frozenset(np.unique(self.words).tolist())
-        # One bit per slot of the upper hash bits: most n-grams are rejected without a binary
-        # search.
-        bits = max(16, (len(self._hashes) * _BITS_PER_GRAM).bit_length())
-        self._shift = np.uint64(64 - bits)
-        slots = self._hashes >> self._shift
-        self._filter = np.zeros(1 << (bits - 3), np.uint8)
-        np.bitwise_or.at(
-            self._filter, (slots >> np.uint64(3)).astype(np.int64), _compute_bit_masks(slots)
-        )
 
     def find_matches(self, words: HashedWords) -> tuple[Integers, Integers]:
         """Find the n-grams of the evaluation items among words.
@@ -153,13 +174,11 @@ class NgramIndex:
         for n, hashes in iter_ngram_hashes(words.hashes, max(self._lengths)):
             if n not in self._lengths:
                 continue
-            here = np.flatnonzero(self._query_filter(hashes))
+            here, found = self._hashes.find(hashes)
             # No n-gram goes over the end of its text.
-            here = here[here + n <= ends[here]]
-            indices = np.minimum(np.searchsorted(self._hashes, hashes[here]), len(self._hashes) - 1)
-            hit = (self._hashes[indices] == hashes[here]) & (self.words[indices] == n)
+            hit = (here + n <= ends[here]) & (self.words[found] == n)
             positions.append(here[hit])
-            numbers.append(indices[hit])
+            numbers.append(found[hit])
         position = np.concatenate(positions)
         number = np.concatenate(numbers)
         order = np.lexsort((-self.words[number].astype(np.int64), position))
@@ -178,31 +197,6 @@ class NgramIndex:
             self._items[positions].astype(np.int64),
             self._parts[positions].astype(np.int64),
         )
-
-    def _query_filter(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        slots = hashes >> self._shift
-        found: npt.NDArray[np.bool_] = (
-            self._filter[(slots >> np.uint64(3)).view(np.int64)] & _compute_bit_masks(slots)
-        ) != 0
-        return found
-
-
-def _compute_bit_masks(slots: Hashes) -> npt.NDArray[np.uint8]:
-    return np.left_shift(np.uint8(1), (slots & np.uint64(7)).astype(np.uint8))
-
-
-@lru_cache(maxsize=1)
-def load_ngram_index(path: Path, digest: str) -> NgramIndex:
-    """Load the index, once per process.
-
-    Args:
-        path: the file of n-grams.
-        digest: its digest, so that a changed file is loaded again.
-
-    Returns:
-        The index.
-    """
-    return NgramIndex(path)
 
 
 def read_item_names(path: Path) -> pa.RecordBatch:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from llmsys.config.data import CrawlConfig
-from llmsys.config.decontamination import NgramDecontaminationConfig
+from llmsys.config.decontamination import NgramDecontaminationConfig, NoFuzzyMatch
 from llmsys.data_pipeline.core.staging import get_write_path
 from llmsys.data_pipeline.core.task_record import TaskRecord
 from llmsys.data_pipeline.decontaminate.ngram_index import write_ngram_index
@@ -21,6 +21,7 @@ from llmsys.data_pipeline.stages.clean import ContaminationInput, clean_file
 from llmsys.data_pipeline.stages.find_contamination import filter_matches, write_matches
 
 INDEX = ("work/decontamination/ngrams.arrow", "work/decontamination/items.arrow")
+FUZZY_INDEX = "work/decontamination/fuzzy.arrow"
 MATCHES = "work/decontamination/matches.arrow"
 
 
@@ -85,7 +86,9 @@ def _run_contamination_stages(
     """
     folder = runner.folder
     index = _run_index_stage(config, runner, stage)
-    ngrams, items = (folder / output.name for output in index.outputs)
+    ngrams, items, *fuzzy = (folder / output.name for output in index.outputs)
+    passages = fuzzy[0] if fuzzy else None
+    digest = index.digests[0] + "".join(index.digests[2:])
     tasks = []
     for record in collected:
         source = folder / record.outputs[0].name
@@ -95,9 +98,10 @@ def _run_contamination_stages(
             source=source,
             output=folder / output,
             index=ngrams,
-            digest=index.digests[0],
+            digest=digest,
+            fuzzy=passages,
         )
-        depends_on = [record.digests[0], index.digests[0]]
+        depends_on = [record.digests[0], digest]
         tasks.append(
             Task(
                 f"contamination/{source.stem}",
@@ -118,7 +122,7 @@ def _run_contamination_stages(
     )[0]
     about = {"sets": index.result["sets"], "exempt": matches.result["exempt"]}
     inputs: list[ContaminationInput | None] = [
-        ContaminationInput(folder / MATCHES, number, ngrams, items, index.digests[0], about)
+        ContaminationInput(folder / MATCHES, number, ngrams, items, passages, digest, about)
         for number in range(len(collected))
     ]
     return inputs, [*index.digests, *matches.digests]
@@ -128,17 +132,20 @@ def _run_index_stage(
     config: NgramDecontaminationConfig, runner: StageRunner, stage: Stage
 ) -> TaskRecord:
     settings = config.model_dump(
-        mode="json", include={"sets", "ngram_words", "min_item_words", "parts"}
+        mode="json", include={"sets", "ngram_words", "min_item_words", "parts", "fuzzy"}
     )
     depends_on = [settings, compute_file_digests(runner.journal, config.files)]
+    has_fuzzy = not isinstance(config.fuzzy, NoFuzzyMatch)
+    outputs = [*INDEX, FUZZY_INDEX] if has_fuzzy else list(INDEX)
     job = partial(
         write_ngram_index,
         grams=runner.folder / INDEX[0],
         items=runner.folder / INDEX[1],
         config=config,
+        fuzzy=runner.folder / FUZZY_INDEX if has_fuzzy else None,
     )
     return stage(
         "ngram_index",
-        [Task("ngram_index/all", depends_on, list(INDEX), job, len(config.sets))],
+        [Task("ngram_index/all", depends_on, outputs, job, len(config.sets))],
         "set",
     )[0]

@@ -72,7 +72,7 @@ from llmsys.data_pipeline.readers.input_files import (
     compute_input_identity,
     get_input_name,
     get_input_size,
-    is_csv_name,
+    list_late_formats,
     may_have_fields,
 )
 from llmsys.data_pipeline.stages.apply_rules import apply_rules_to_file
@@ -330,8 +330,7 @@ class DocumentPipeline:
             paths: dict[str, str | dict[str, str]] = {"output": outputs[0], "unread": outputs[1]}
             job = StageJob(extract_file, shared, own, self.folder, paths)
             depends_on = [block.source, block.digest, block.start, settings, lists]
-            if is_csv_name(block.source):  # it was one damaged record before CSV was read
-                depends_on.append("rows of CSV")
+            depends_on += list_late_formats(block.source)
             build_fallback = partial(build_empty_extraction, block)
             return Task(
                 f"extract/{block.name}", depends_on, outputs, job, block.size, build_fallback

@@ -131,6 +131,7 @@ DOCUMENT_STAGES = {
             "stages/extract_text.py",
             "rules/url.py",
             "rules/entry_lists.py",
+            "rules/entry_table.py",
         ),
         "pyarrow fastwarc resiliparse selectolax zstandard tldextract",
     ),
@@ -176,11 +177,11 @@ DOCUMENT_STAGES = {
     "thresholds": _describe_code(
         1, ("stages/near_thresholds.py", "core/funnel.py", "rules", "text"), "pyarrow numpy"
     ),
-    "ngram_index": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
-    "contamination": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
-    "matches": _describe_code(1, ("stages/find_contamination.py",), "numpy pyarrow"),
+    "ngram_index": _describe_code(2, _CONTAMINATION, "numpy pyarrow xxhash"),
+    "contamination": _describe_code(2, _CONTAMINATION, "numpy pyarrow xxhash"),
+    "matches": _describe_code(2, ("stages/find_contamination.py",), "numpy pyarrow"),
     "clean": _describe_code(
-        1, ("decontaminate", "text", "core/funnel.py", "stages/clean.py"), "numpy pyarrow"
+        2, ("decontaminate", "text", "core/funnel.py", "stages/clean.py"), "numpy pyarrow"
     ),
     "tokenizer": _describe_code(1, _TOKENIZER, "sentencepiece tokenizers"),
     "encode": _describe_code(

@@ -45,6 +45,7 @@ _DATA_FILE = (
     ".lz4",
     ".bz2",
     ".xz",
+    ".zip",
     ".json",
     ".jsonl",
     ".ndjson",
@@ -91,16 +92,19 @@ class InputFiles:
         return read if entry is None else entry.replace_fields(read)
 
 
-def is_csv_name(path: str) -> bool:
-    """Return whether a file is named as CSV or TSV.
+def list_late_formats(path: str) -> list[str]:
+    """List what an earlier version did not read in a file, so that it is read again.
 
     Args:
         path: A path or URL, with or without the ending of a compression.
 
     Returns:
-        True for .csv, .tsv and .tab.
+        Entries for the key of the task that reads the file; [] for most files.
     """
-    return remove_compression_suffix(path).endswith(_CSV)
+    # Both were one damaged record.
+    late = [("rows of CSV", _CSV), ("members of zip", (".zip",))]
+    name = remove_compression_suffix(path)
+    return [entry for entry, endings in late if name.endswith(endings)]
 
 
 def may_have_fields(path: str, read: ReadConfig) -> bool:

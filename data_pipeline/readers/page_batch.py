@@ -14,7 +14,7 @@ PAGE_SCHEMA = pa.schema(
         pa.field("id", pa.string()),
         pa.field("url", pa.string(), nullable=False),
         pa.field("date", pa.string(), nullable=False),  # as in the crawl: 2024-05-01T12:00:00Z
-        pa.field("file", pa.string(), nullable=False),  # path as given to the reader
+        pa.field("file", pa.string(), nullable=False),  # path as given to the reader, and /member
         # Bytes of the file before the record, or before the compressed member that it begins in; of
         # jsonl, decoded bytes before the line; of parquet and Arrow, rows before the row.
         pa.field("offset", pa.int64(), nullable=False),
@@ -69,6 +69,7 @@ class Page:
     note: str = ""  # a defect of a page that is kept
     more_notes: tuple[str, ...] = ()  # further defects
     fields: str | None = None  # further fields of a row
+    file: str = ""  # of a member of an archive; "" for the file that is read
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -126,7 +127,8 @@ class PageCollector:
         if isinstance(found, Page):
             self._pages.append(found)
             self._bytes += len(found.payload) + len(found.text or "") + len(found.fields or "")
-            self._noted += [SkippedRecord(self.file, found.offset, note) for note in found.notes]
+            file = found.file or self.file
+            self._noted += [SkippedRecord(file, found.offset, note) for note in found.notes]
         return len(self._pages) >= self.batch_pages or self._bytes >= _BATCH_BYTES
 
     def take_batch(self, position: int) -> PageBatch:
@@ -142,7 +144,7 @@ class PageCollector:
                 pa.array([getattr(page, name) for page in pages], pa.string())
                 for name in ("url", "date")
             ),
-            pa.array([self.file] * len(pages), pa.string()),
+            pa.array([page.file or self.file for page in pages], pa.string()),
             pa.array([page.offset for page in pages], pa.int64()),
             *(
                 pa.array([getattr(page, name) for page in pages], pa.string())

@@ -1,8 +1,9 @@
 """Read the pages of one file of any supported format: the entry point of this package.
 
 Formats: WARC, WET, ARC, JSON lines, CSV, TSV, parquet, Arrow, plain text, HTML; all but parquet and
-Arrow may be compressed with gzip, zstd, lz4, bzip2 or xz; a path or a URL. The format is detected
-from the first bytes, and from the name only where they do not decide.
+Arrow may be compressed with gzip, zstd, lz4, bzip2 or xz; a path or a URL. A zip archive is read
+member by member. The format is detected from the first bytes, and from the name only where they do
+not decide.
 
 Invariants:
 - No input raises. A failure is a `SkippedRecord` with file, offset and reason, and reading
@@ -11,6 +12,7 @@ Invariants:
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
 from llmsys.config.cleaning import ReadConfig
 from llmsys.data_pipeline.readers.compressed_members import (
@@ -56,7 +58,7 @@ _BY_NAME = {
 _HEAD = 4_096
 # Formats that are named and not read, and what to do with them.
 _UNREAD = {
-    "zip": "a zip archive: unpack it and name the files in it",
+    "zip": "a zip archive inside another or inside a compression: unpack it",
     "pdf": "a PDF: extract its text first, such as with pdftotext",
     "array": "a JSON array: write one object a line, such as with jq -c '.[]'",
 }
@@ -128,6 +130,36 @@ def _iter_file_records(
         return
     magic = detect_compression(source)
     kind = _detect_format(source, magic)
+    if kind == "zip" and not magic:
+        from llmsys.data_pipeline.readers.zip_archive import read_zip
+
+        yield from read_zip(source, partial(_iter_member_records, limit=limit, config=config))
+        return
+    yield from _iter_format_records(source, limit, config, kind, magic)
+
+
+def _iter_member_records(
+    source: InputStream, limit: int, config: ReadConfig
+) -> Iterator[Page | SkippedRecord | NonPageRecord]:
+    """Yield the records of a member of a zip archive."""
+    magic = detect_compression(source)
+    kind = _detect_format(source, magic)
+    # An archive has other files too, such as pictures: they are no damaged crawl files.
+    if kind == "warc" and not _is_crawl_file(source, magic):
+        yield SkippedRecord(source.path, 0, f"no format that is read: {', '.join(_BY_NAME)}, .warc")
+        return
+    yield from _iter_format_records(source, limit, config, kind, magic)
+
+
+def _is_crawl_file(source: InputStream, magic: bytes) -> bool:
+    named = remove_compression_suffix(source.path).endswith((".warc", ".wet"))
+    return named or _read_decoded_head(source, magic).startswith(b"WARC/")
+
+
+def _iter_format_records(
+    source: InputStream, limit: int, config: ReadConfig, kind: str, magic: bytes
+) -> Iterator[Page | SkippedRecord | NonPageRecord]:
+    """Yield the records of a file of a known format and compression."""
     if kind in _UNREAD:
         yield SkippedRecord(source.path, 0, _UNREAD[kind])
         return

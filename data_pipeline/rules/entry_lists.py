@@ -5,8 +5,8 @@ Reads the files of `EntryListConfig`s.
 Invariants:
 - A pattern of `build_alternation` matches in time linear in the text: words share common prefixes,
   so a position costs as many steps as the longest word that begins there.
-- An `EntrySet` takes about 40 bytes per entry and the bytes of the list. It compares whole entries:
-  hash collisions do not produce false matches.
+- An `EntrySet` takes 24 bytes per entry and the bytes of the list, of a long list once per machine.
+  It compares whole entries: hash collisions do not produce false matches.
 """
 
 import gzip
@@ -17,10 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from llmsys.config.custom_rules import EntryListConfig
+from llmsys.data_pipeline.rules.entry_table import (
+    EntryTable,
+    Hashes,
+    Integers,
+    load_entry_table,
+)
 from llmsys.errors import DataError
 
 _END = ""  # marks where a word ends; no character is the empty string
@@ -72,9 +77,6 @@ def _build_node_pattern(node: dict[str, Any], done: dict[int, str]) -> str:
     return f"(?:{'|'.join(branches)}){'?' if _END in node else ''}"
 
 
-Integers = npt.NDArray[np.int64]
-Hashes = npt.NDArray[np.uint64]
-
 _BLOCK_BYTES = 8 << 20
 
 
@@ -122,50 +124,59 @@ class EntrySet:
 
     def __init__(self, listed: EntryListConfig, *, lower: bool = False) -> None:
         self._lower = lower
-        blobs: list[bytes] = []
-        lengths = [np.zeros(0, np.int64)]
-        hashes = [np.zeros(0, np.uint64)]
-        for block in _iter_blocks(listed):
-            entries = [entry.lower() for entry in block] if lower else block
-            blobs.append(b"".join(entries))
-            lengths.append(np.fromiter(map(len, entries), np.int64, len(entries)))
-            hashes.append(_hash_entries(entries))
-        self._blob = b"".join(blobs)
-        self._index_entries(np.concatenate(lengths), np.concatenate(hashes))
-
-    def _index_entries(self, lengths: Integers, hashes: Hashes) -> None:
-        """Sort the distinct entries by hash."""
-        ends = np.cumsum(lengths)
-        self._hashes, first = np.unique(hashes, return_index=True)
-        self._starts, self._ends = (ends - lengths)[first], ends[first]
-        # Entries whose hash another entry has: repeated entries, and collisions, which are none in
-        # practice.
-        again = np.flatnonzero(
-            first[np.searchsorted(self._hashes, hashes)] != np.arange(len(hashes))
-        )
-        twins = (
-            self._blob[ends[number] - lengths[number] : ends[number]] for number in again.tolist()
-        )
-        self._others = frozenset(twins)
+        self._table = load_entry_table(listed, lambda: _build_table(listed, lower), lower=lower)
 
     def __len__(self) -> int:
-        return len(self._hashes)
+        return len(self._table.hashes)
 
     def contains(self, texts: Sequence[str]) -> list[bool]:
         """Return for each text whether it is an entry; an empty text never is."""
-        if not len(self._hashes):
+        table = self._table
+        if not len(table.hashes):
             return [False] * len(texts)
         keys = [text.encode("utf-8", "surrogatepass") for text in texts]
         if self._lower:
             keys = [key.lower() for key in keys]
         hashes = _hash_entries(keys)
-        indices = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
-        found = (self._hashes[indices] == hashes).tolist()
+        indices = np.minimum(np.searchsorted(table.hashes, hashes), len(table.hashes) - 1)
+        found = (table.hashes[indices] == hashes).tolist()
         pairs = zip(found, indices.tolist(), keys, strict=True)
         return [hit and self._is_entry(index, key) for hit, index, key in pairs]
 
     def _is_entry(self, index: int, key: bytes) -> bool:
-        return self._blob[self._starts[index] : self._ends[index]] == key or key in self._others
+        table = self._table
+        begin = table.first + int(table.starts[index])
+        end = table.first + int(table.ends[index])
+        return table.blob[begin:end] == key or key in table.others
+
+
+def _build_table(listed: EntryListConfig, lower: bool) -> EntryTable:
+    """Read a list and build its table."""
+    blobs: list[bytes] = []
+    lengths = [np.zeros(0, np.int64)]
+    hashes = [np.zeros(0, np.uint64)]
+    for block in _iter_blocks(listed):
+        entries = [entry.lower() for entry in block] if lower else block
+        blobs.append(b"".join(entries))
+        lengths.append(np.fromiter(map(len, entries), np.int64, len(entries)))
+        hashes.append(_hash_entries(entries))
+    return _index_entries(b"".join(blobs), np.concatenate(lengths), np.concatenate(hashes))
+
+
+def _index_entries(blob: bytes, lengths: Integers, hashes: Hashes) -> EntryTable:
+    """Sort the distinct entries by hash."""
+    ends = np.cumsum(lengths)
+    distinct, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    starts = (ends - lengths)[first]
+    # Entries whose hash another entry has: repeated entries, and collisions, which are none in
+    # practice.
+    again = np.flatnonzero(first[inverse] != np.arange(len(hashes)))
+    others = set()
+    for number, place in zip(again.tolist(), inverse[again].tolist(), strict=True):
+        entry = blob[ends[number] - lengths[number] : ends[number]]
+        if entry != blob[starts[place] : ends[first[place]]]:
+            others.add(entry)
+    return EntryTable(distinct, starts, ends[first], blob, 0, frozenset(others))
 
 
 def _hash_entries(entries: Sequence[bytes]) -> Hashes:

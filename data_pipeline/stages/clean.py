@@ -28,7 +28,7 @@ from llmsys.data_pipeline.decontaminate.contamination_report import (
     summarize_rows,
     write_contamination_report,
 )
-from llmsys.data_pipeline.decontaminate.ngram_index import load_ngram_index
+from llmsys.data_pipeline.decontaminate.evaluation_index import load_evaluation_index
 from llmsys.data_pipeline.executors.base import Report
 from llmsys.data_pipeline.stages.collect import LENGTH_EDGES
 from llmsys.dataset.token_shards import ArrowFileWriter, read_batches, read_schema
@@ -43,6 +43,7 @@ class ContaminationInput:
         number: Batch of this file.
         index: The n-gram index.
         items: The evaluation items of the index.
+        fuzzy: The index of fuzzy matches; None without them.
         digest: Digest of the index; it keys the cache of loaded indexes.
         about: Results of indexing and matching: counts of the sets, and n-grams that are exempt.
     """
@@ -51,6 +52,7 @@ class ContaminationInput:
     number: int
     index: Path
     items: Path
+    fuzzy: Path | None
     digest: str
     about: Mapping[str, Any]
 
@@ -124,7 +126,9 @@ class _Cleaner:
             config.decontaminate, NgramDecontaminationConfig
         ):
             self._matches = next(read_batches(contamination.matches, [contamination.number]))
-            index = load_ngram_index(contamination.index, contamination.digest)
+            index = load_evaluation_index(
+                contamination.index, contamination.fuzzy, contamination.digest
+            )
             self._findings = ContaminationJudge(config.decontaminate, index, contamination.items)
 
     def build_schema(self, schema: pa.Schema) -> pa.Schema:

@@ -1,7 +1,8 @@
 """Find evaluation items in documents: a map over files, then one reduction over all matches.
 
-`write_matches` finds n-grams of items in one file. `filter_matches` exempts n-grams that occur in
-too many documents. Memory holds the n-gram index, then the matches, never all texts.
+`write_matches` finds n-grams of items, and passages like items, in one file. `filter_matches`
+exempts n-grams and items that occur in too many documents. Memory holds the index, then the
+matches, never all texts.
 """
 
 from collections.abc import Sequence
@@ -12,15 +13,27 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from llmsys.data_pipeline.decontaminate.ngram_index import NgramIndex, load_ngram_index
+from llmsys.data_pipeline.decontaminate.evaluation_index import (
+    EvaluationIndex,
+    ItemMatches,
+    load_evaluation_index,
+)
 from llmsys.data_pipeline.executors.base import Report
-from llmsys.data_pipeline.text.word_hashes import WordHasher, iter_joined_readings
+from llmsys.data_pipeline.text.ragged_arrays import Integers
+from llmsys.data_pipeline.text.word_hashes import HashedWords, WordHasher, iter_joined_readings
 from llmsys.dataset.token_shards import ArrowFileWriter, read_batches
 
-# Row of the document in its file, number of the n-gram in the index, and the range of matching
-# characters.
+# Row of the document in its file, number of the n-gram or part in the index, the range of matching
+# characters, and the share of an item's words; 0 for an exact n-gram.
+_PLACE = ("row", "gram", "begin", "end")
 MATCH_SCHEMA = pa.schema(
-    [("row", pa.int64()), ("gram", pa.int32()), ("begin", pa.int64()), ("end", pa.int64())]
+    [
+        ("row", pa.int64()),
+        ("gram", pa.int32()),
+        ("begin", pa.int64()),
+        ("end", pa.int64()),
+        ("share", pa.float32()),
+    ]
 )
 
 # Matches; `spared` marks n-grams that too many documents have.
@@ -36,7 +49,13 @@ def _get_word_hasher() -> WordHasher:
 
 
 def write_matches(
-    report: Report, *, source: Path, output: Path, index: Path, digest: str
+    report: Report,
+    *,
+    source: Path,
+    output: Path,
+    index: Path,
+    digest: str,
+    fuzzy: Path | None = None,
 ) -> dict[str, Any]:
     """Write every match in one file of documents. Progress is in documents.
 
@@ -46,18 +65,19 @@ def write_matches(
         output: File of matches, `MATCH_SCHEMA`.
         index: The n-gram index.
         digest: Digest of the index; it keys the cache of loaded indexes.
+        fuzzy: The index of fuzzy matches; None without them.
 
     Returns:
         Numbers of rows and matches.
     """
-    grams = load_ngram_index(index, digest)
+    items = load_evaluation_index(index, fuzzy, digest)
     words = _get_word_hasher()
     rows = matches = 0
     with ArrowFileWriter(output, MATCH_SCHEMA, "zstd") as writer:
         for batch in read_batches(source):
             texts = batch.column("text").to_pylist()
             for first, last in _list_text_ranges(texts):
-                found = _find_matches(texts[first:last], rows + first, grams, words)
+                found = _find_matches(texts[first:last], rows + first, items, words)
                 if found.num_rows:
                     writer.write(found)
                     matches += found.num_rows
@@ -67,42 +87,58 @@ def write_matches(
 
 
 def _find_matches(
-    texts: Sequence[str], first_row: int, index: NgramIndex, words: WordHasher
+    texts: Sequence[str], first_row: int, index: EvaluationIndex, words: WordHasher
 ) -> pa.RecordBatch:
     """Return the matches in all readings of some texts, each once, ordered by text and position."""
-    found = [_search(texts, np.arange(len(texts)) + first_row, index, words)]
+    split = words.hash_words(texts)
+    rows = np.arange(len(texts)) + first_row
+    found = [_locate_matches(texts, rows, split, index.find_ngrams(split), words)]
+    # A fuzzy match needs no rejoined words: broken ones are a few changed words more.
+    if (passages := index.find_passages(split)) is not None:
+        found.append(_locate_matches(texts, rows, split, passages, words))
     for number, text in enumerate(texts):
         for joined in iter_joined_readings(text):
-            found.append(_search([joined], np.array([first_row + number]), index, words))
+            split = words.hash_words([joined])
+            exact = index.find_ngrams(split)
+            found.append(_locate_matches([joined], rows[[number]], split, exact, words))
     if not any(matches.num_rows for matches in found[1:]):
         return found[0]
     columns = [
         np.concatenate([matches.column(name).to_numpy() for matches in found])
         for name in MATCH_SCHEMA.names
     ]
-    row, gram, begin, end = columns
+    row, gram, begin, end, _ = columns
     # Longer n-grams first at one position: they name the item best.
-    order = np.lexsort((end, gram, -index.words[gram].astype(np.int64), begin, row))
-    ordered = np.stack([column[order] for column in columns])
+    order = np.lexsort((end, gram, -index.get_words(gram), begin, row))
+    ordered = np.stack([column[order] for column in columns[: len(_PLACE)]])
     is_new = np.append(True, (ordered[:, 1:] != ordered[:, :-1]).any(axis=0))
     return pa.record_batch(
         [pa.array(column[order][is_new]) for column in columns], schema=MATCH_SCHEMA
     )
 
 
-def _search(
-    texts: Sequence[str], rows: Any, index: NgramIndex, words: WordHasher
+def _locate_matches(
+    texts: Sequence[str],
+    rows: Integers,
+    split: HashedWords,
+    matches: ItemMatches,
+    words: WordHasher,
 ) -> pa.RecordBatch:
-    """Return the matches in one reading of texts. `rows` are the numbers of their documents."""
-    split = words.hash_words(texts)
-    positions, numbers = index.find_matches(split)
-    if not len(positions):
+    """Return the matches in one reading of texts with their characters. `rows` are the numbers of
+    their documents.
+    """
+    if not len(matches.first):
         return pa.RecordBatch.from_pylist([], MATCH_SCHEMA)
-    documents = np.searchsorted(split.offsets, positions, side="right") - 1
+    documents = np.searchsorted(split.offsets, matches.first, side="right") - 1
     spans = _compute_match_spans(
-        words, texts, split.offsets, documents, positions, index.words[numbers]
+        words, texts, split.offsets, documents, matches.first, matches.length
     )
-    columns = [rows[documents], numbers.astype(np.int32), *spans]
+    columns = [
+        rows[documents],
+        matches.number.astype(np.int32),
+        *spans,
+        matches.share.astype(np.float32),
+    ]
     return pa.record_batch([pa.array(column) for column in columns], schema=MATCH_SCHEMA)
 
 
@@ -135,7 +171,7 @@ def _compute_match_spans(
         begins, ends = words.get_word_spans(texts[document])
         first = positions[here] - offsets[document]
         begin[here] = begins[first]
-        end[here] = ends[first + lengths[here].astype(np.int64) - 1]
+        end[here] = ends[first + lengths[here] - 1]
     return begin, end
 
 
@@ -149,10 +185,10 @@ def filter_matches(
         report: Progress callback.
         sources: Files of matches.
         output: File to write, `DECIDED_SCHEMA`.
-        max_documents: An n-gram in more documents is exempt. 0: none is.
+        max_documents: An n-gram or fuzzy match in more documents is exempt. 0: none is.
 
     Returns:
-        Number of exempt n-grams.
+        Number of exempt n-grams and fuzzy matches.
     """
     tables = [_read_matches(source) for source in sources]
     exempt = _select_exempt_grams(tables, max_documents)

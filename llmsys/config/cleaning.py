@@ -2,9 +2,9 @@
 repair, personal data.
 
 Reading: the format of a file (WARC, WET, ARC, jsonl, parquet, Arrow; gzip, zstd, lz4, bzip2, xz or
-plain) is detected from its bytes, that of CSV and TSV from its name. Keys and endpoints of remote
-storage come from the environment (AWS_*, FSSPEC_S3_*), because the config is written into the
-dataset and must not contain secrets.
+plain; zip archives) is detected from its bytes, that of CSV and TSV from its name. Keys and
+endpoints of remote storage come from the environment (AWS_*, FSSPEC_S3_*), because the config is
+written into the dataset and must not contain secrets.
 
 URL filters run first, because they need no extraction. Unicode is repaired before the language is
 identified, and personal data is replaced in kept documents only.

@@ -49,6 +49,43 @@ class NoDecontamination(Section):
     kind: Literal["none"] = "none"
 
 
+class NoFuzzyMatch(Section):
+    """Only exact n-grams find an item."""
+
+    kind: Literal["none"] = "none"
+
+
+class CoverageFuzzyMatchConfig(Section):
+    """Also find items whose words were changed: by the share of an item's words that short n-grams
+    cover within a passage of a document.
+
+    A passage is at most half as long again as the item, so that n-grams that are scattered over a
+    long document find nothing. N-grams that occur more than ten times among all items do not count.
+    The default finds items of which every fifth word was replaced.
+    """
+
+    kind: Literal["coverage"] = "coverage"
+    min_share: float = Field(
+        0.6,
+        gt=0,
+        le=1,
+        description="Minimum share of an item's words to find in one passage. At 0.5 and less, "
+        "common code and short sentences match other texts.",
+    )
+    ngram_words: int = Field(
+        3, ge=2, le=13, description="Words per n-gram; longer ones survive fewer changes of words."
+    )
+    min_item_words: int = Field(
+        13,
+        ge=1,
+        description="Minimum words of a query or label that are in an n-gram that counts; shorter "
+        "ones are searched by exact n-grams alone.",
+    )
+
+
+FuzzyMatchConfig = Annotated[NoFuzzyMatch | CoverageFuzzyMatchConfig, Field(discriminator="kind")]
+
+
 class NgramDecontaminationConfig(Section):
     """Drop documents that share a word n-gram with an evaluation item, or cut the shared span.
 
@@ -76,7 +113,12 @@ class NgramDecontaminationConfig(Section):
     max_documents: int = Field(
         10,
         ge=0,
-        description="Ignore n-grams that occur in more documents than this. 0: ignore none.",
+        description="Ignore n-grams (and fuzzy matches of an item) that occur in more documents "
+        "than this. 0: ignore none.",
+    )
+    fuzzy: FuzzyMatchConfig = Field(
+        NoFuzzyMatch(),
+        description="Also find items of which some words were replaced, added or left out.",
     )
     action: Literal["drop", "cut"] = Field(
         "drop", description="Drop the document, or cut the matched span and its margin."

@@ -130,6 +130,7 @@ class ContaminatedDocument(ManifestSection):
     item: str
     part: str
     ngram: str
+    share: float | None = None  # of the item's words, with a fuzzy match
     matches: int
     action: str
     url: str
@@ -139,13 +140,14 @@ class ContaminatedDocument(ManifestSection):
 class SetContamination(ManifestSection):
     """The matches of one evaluation set, with up to five examples: the smallest document ids.
 
-    `too_short` counts parts with too few words to search for. `spared` lists the hundred items with
-    the most documents.
+    `too_short` counts parts with too few words to search for, `only_exact` those with too few for a
+    fuzzy match. `spared` lists the hundred items with the most documents.
     """
 
     items: int
     ngrams: int
     too_short: int
+    only_exact: int = 0
     items_found: int
     documents_dropped: int
     documents_cut: int
@@ -158,7 +160,8 @@ class DecontaminationSummary(ManifestSection):
     """The matches of evaluation sets by name; decontamination/ has a line for each document and
     item.
 
-    `exempt_ngrams` were found in more documents than the config allows for an n-gram that decides.
+    `exempt_ngrams` (and fuzzy matches) were found in more documents than the config allows for one
+    that decides.
     """
 
     sets: dict[str, SetContamination]

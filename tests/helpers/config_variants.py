@@ -139,6 +139,8 @@ LABELLED: Settings = {
 IMAGES: Settings = {"kind": "images", "inputs": ["images.npz"], "heldout_inputs": ["images.npz"],
     "image_size": 8,
                     "num_channels": 1}  # fmt: skip
+ITEMS: Settings = {"kind": "ngram", "sets": [{"name": "s", "files": ["items.jsonl"],
+                                             "query_fields": ["q"]}]}  # fmt: skip
 TOKENS: Settings = {"kind": "tokens", "inputs": ["megatron/train.idx"]}
 CHAT: Settings = {"kind": "chat", "inputs": ["chats.jsonl"], "template": "chat.jinja"}
 VIT: Settings = {"family": "encoder", "vocab_size": 256, "max_position_embeddings": 5,
@@ -324,8 +326,12 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("data.deduplicate.key_filter", "sorted", "bloom",
         data__deduplicate__exact={"kind": "text"}),
     *_choose_each("data.decontaminate", "none"),
-    _choose("data.decontaminate", "ngram", {"sets": [{"name": "s", "files": ["items.jsonl"],
-        "query_fields": ["q"]}]}),
+    ("data.decontaminate.kind=ngram", {"data.decontaminate": ITEMS}),
+    *[
+        (f"data.decontaminate.fuzzy.kind={kind}",
+            {"data.decontaminate": ITEMS | {"fuzzy": {"kind": kind}}})
+        for kind in ("coverage", "none")
+    ],
     _choose("data.sampling[]", "values", {"column": "host", "weights": {"one.example": 2}}),
     _choose("data.sampling[]", "buckets",
             {"column": "language_score", "edges": [0.9], "weights": [0.5, 1]}),

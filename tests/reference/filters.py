@@ -5,7 +5,7 @@ What they mean is written down as directly as it can be; the fast ones must agre
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from llmsys.data_pipeline.text.simplify_text import simplify_text
 
@@ -78,3 +78,51 @@ def find_ngram_matches(
         here = {" ".join(words[start : start + n]) for start in range(len(words) - n + 1)}
         found |= {(number, gram) for gram in grams & here}
     return found
+
+
+def measure_item_shares(
+    text: str, items: Sequence[str], ngram_words: int, min_item_words: int
+) -> dict[int, float]:
+    """The largest share of the words of each item that its n-grams cover in one passage of a text,
+    by trying every passage; n-grams with more than ten places in all items do not count.
+    """
+    words = simplify_text(text).split()
+    split = [simplify_text(item).split() for item in items]
+    places: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+    for number, own in enumerate(split):
+        if own in split[:number]:
+            continue
+        for start in range(len(own) - ngram_words + 1):
+            gram = tuple(own[start : start + ngram_words])
+            places.setdefault(gram, []).append((number, start))
+    counted = {gram: found for gram, found in places.items() if len(found) <= 10}
+    shares = {}
+    for number, own in enumerate(split):
+        number = split.index(own)
+        all_words = _cover(counted.values(), number, ngram_words)
+        if len(all_words) < min_item_words:
+            continue
+        longest = int(len(own) * 1.5)
+        shares[number] = max(
+            len(_cover(_list_places(words[start : start + longest], counted, ngram_words), number,
+                       ngram_words)) / len(all_words)
+            for start in range(max(len(words) - longest, 0) + 1)
+        )  # fmt: skip
+    return shares
+
+
+def _list_places(
+    words: Sequence[str], counted: dict[tuple[str, ...], list[tuple[int, int]]], n: int
+) -> list[list[tuple[int, int]]]:
+    starts = range(len(words) - n + 1)
+    return [counted.get(tuple(words[start : start + n]), []) for start in starts]
+
+
+def _cover(places: Iterable[list[tuple[int, int]]], number: int, n: int) -> set[int]:
+    return {
+        word
+        for found in places
+        for item, start in found
+        if item == number
+        for word in range(start, start + n)
+    }

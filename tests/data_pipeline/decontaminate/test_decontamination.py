@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from llmsys.config.decontamination import EvaluationSetConfig, NgramDecontaminationConfig
 from llmsys.data_pipeline.decontaminate.contamination_report import cut_spans, merge_spans
+from llmsys.data_pipeline.decontaminate.evaluation_index import EvaluationIndex
 from llmsys.data_pipeline.decontaminate.evaluation_items import (
     EvaluationItem,
     extract_item_ngrams,
@@ -23,7 +24,6 @@ from llmsys.data_pipeline.decontaminate.evaluation_items import (
 )
 from llmsys.data_pipeline.decontaminate.ngram_index import (
     NAMED_ITEMS,
-    NgramIndex,
     read_item_names,
     write_ngram_index,
 )
@@ -68,12 +68,17 @@ def config(path: Path, **options: Any) -> NgramDecontaminationConfig:
 
 def index(folder: Path, rules: NgramDecontaminationConfig) -> tuple[Path, Path, dict[str, Any]]:
     grams, items = folder / "grams.arrow", folder / "items.arrow"
-    return grams, items, write_ngram_index(ignore, grams=grams, items=items, config=rules)
+    fuzzy = folder / "fuzzy.arrow"
+    return (
+        grams,
+        items,
+        write_ngram_index(ignore, grams=grams, items=items, config=rules, fuzzy=fuzzy),
+    )
 
 
 def matches(
     folder: Path, rules: NgramDecontaminationConfig, texts: list[str]
-) -> tuple[list[dict[str, Any]], NgramIndex, Path]:
+) -> tuple[list[dict[str, Any]], EvaluationIndex, Path]:
     """The matches that decide, with the index that names them."""
     grams, items, _ = index(folder, rules)
     rows = [{"id": str(number), "url": "", "text": text} for number, text in enumerate(texts)]
@@ -85,7 +90,8 @@ def matches(
         source=folder / "texts.arrow",
         output=folder / "found.arrow",
         index=grams,
-        digest=str(folder),
+        digest=f"{folder} {rules}",
+        fuzzy=get_fuzzy_file(folder, rules),
     )
     filter_matches(
         ignore,
@@ -94,7 +100,12 @@ def matches(
         max_documents=rules.max_documents,
     )
     decided = next(read_batches(folder / "decided.arrow")).to_pylist()
-    return [match for match in decided if not match["spared"]], NgramIndex(grams), items
+    index_of_items = EvaluationIndex(grams, get_fuzzy_file(folder, rules))
+    return [match for match in decided if not match["spared"]], index_of_items, items
+
+
+def get_fuzzy_file(folder: Path, rules: NgramDecontaminationConfig) -> Path | None:
+    return None if rules.fuzzy.kind == "none" else folder / "fuzzy.arrow"
 
 
 def test_matches_equal_their_plain_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +138,7 @@ def test_matches_equal_their_plain_twin(tmp_path: Path, monkeypatch: pytest.Monk
         assert named == {item for item, _ in expected}
         for match in own:
             words = WordHasher().hash_words([texts[row][match["begin"] : match["end"]]])
-            assert len(words.hashes) >= grams.words[match["gram"]]
+            assert len(words.hashes) >= grams.get_words(np.array([match["gram"]]))[0]
     assert sum(map(len, plain)) > 60
 
 

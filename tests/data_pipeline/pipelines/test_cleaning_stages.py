@@ -138,6 +138,33 @@ def test_each_filter_is_in_the_funnel_and_what_it_found_in_the_report(
     assert QUESTION in "".join(map(str, part.content))
 
 
+def test_a_fuzzy_match_drops_pages_with_changed_words_and_says_which_share(
+    crawl: Path, tmp_path: Path
+) -> None:
+    asked = sections(tmp_path)
+    changed = QUESTION.replace("seven", "nine").replace("lake", "river").replace("hill", "wood")
+    (evaluation,) = asked["decontaminate"]["sets"]
+    (tmp_path / "fuzzy.jsonl").write_text(json.dumps({"id": "q2", "question": changed}) + "\n")
+    evaluation["files"] = [tmp_path / "fuzzy.jsonl"]
+    for fuzzy, dropped in (("none", 0), ("coverage", 2)):
+        asked["decontaminate"]["fuzzy"] = {"kind": fuzzy}
+        manifest = prepare_dataset(
+            build_tiny_config(tmp_path / "data", crawl, **asked), until="documents"
+        )
+        assert manifest.decontamination is not None
+        assert manifest.decontamination.sets["quiz"].documents_dropped == dropped
+    found = [
+        json.loads(line)
+        for path in (tmp_path / "data" / "decontamination").iterdir()
+        for line in path.read_text().splitlines()
+    ]
+    assert {(row["item"], row["words"], row["action"]) for row in found} == {("q2", 20, "dropped")}
+    assert all(0.6 <= row["share"] < 1 for row in found)
+    section = build_contamination_section(load_manifest(tmp_path / "data"))
+    assert section is not None
+    assert f"{found[0]['share']:.0%} of its words" in "".join(map(str, section.content))
+
+
 def test_bytes_follow_from_the_data_and_what_is_no_longer_asked_for_is_undone(
     crawl: Path, tmp_path: Path
 ) -> None:

@@ -3,16 +3,20 @@ nothing fetched.
 """
 
 import gzip
+import mmap
 import random
 import socket
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from llmsys.config.cleaning import UrlFilterConfig
 from llmsys.config.custom_rules import EntryListConfig
-from llmsys.data_pipeline.rules import entry_lists
+from llmsys.data_pipeline.rules import entry_lists, entry_table
 from llmsys.data_pipeline.rules.entry_lists import EntrySet, read_entries
+from llmsys.data_pipeline.rules.entry_table import EntryTable
 from llmsys.data_pipeline.rules.url import UrlFilter, parse_host_names
 from llmsys.errors import DataError
 from tests.reference.filters import find_url_match
@@ -127,6 +131,94 @@ def test_entries_that_share_a_hash_are_told_apart(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("xxhash.xxh3_64_intdigest", lambda data: len(data))
     words = EntrySet(listed("aa", "bb", "c"))
     assert words.contains(["aa", "bb", "cc", "c", "d"]) == [True, True, False, True, False]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LLMSYS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(entry_table, "LEAST_CACHED_BYTES", 1)
+    return tmp_path / "cache" / "entry_lists"
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("colliding", [False, True])
+def test_a_mapped_list_decides_as_a_set_does(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, seed: int, colliding: bool
+) -> None:
+    if colliding:
+        monkeypatch.setattr("xxhash.xxh3_64_intdigest", lambda data: zlib.crc32(data) % 97)
+    choose = random.Random(seed)
+
+    def make() -> str:
+        return "".join(choose.choices("aBcDé.-", k=choose.randint(1, 5)))
+
+    path = tmp_path / "hosts.txt"
+    path.write_text("\n".join(entries := [make() for _ in range(2_000)]))
+    asked = [make() for _ in range(2_000)] + entries[:100] + [""]
+    own = EntryListConfig(files=(path,), entries=("own.org",))
+    for lower in (False, True):
+        fold = [entry.encode().lower() if lower else entry.encode() for entry in entries]
+        plain = [
+            (text.encode().lower() if lower else text.encode()) in {*fold, b"own.org"}
+            for text in asked
+        ]
+        for _ in range(2):  # built and mapped
+            found = EntrySet(own, lower=lower)
+            assert found.contains(asked) == plain
+            assert found.contains(["own.org"]) == [True]
+    assert len([file for file in cache.iterdir() if not file.suffix]) == 2
+    path.write_text("other")
+    assert EntrySet(own).contains(["other", *entries[:5]]) == [True] + [False] * 5
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "version", "foreign"])
+def test_a_damaged_table_is_built_again_and_said(
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("\n".join(f"host{number}.org" for number in range(1_000)))
+    own = EntryListConfig(files=(path,))
+    EntrySet(own)
+    (table,) = (file for file in cache.iterdir() if not file.suffix)
+    whole = table.read_bytes()
+    changed = {
+        "flip": whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:],
+        "cut": whole[:-1],
+        "empty": b"",
+        "version": whole[:16] + bytes([whole[16] + 1]) + whole[17:],
+        "foreign": bytes(len(whole)),
+    }
+    table.write_bytes(changed[damage])
+    caplog.set_level("WARNING")
+    assert EntrySet(own).contains(["host7.org", "host1000.org"]) == [True, False]
+    assert f"{table} is damaged: it is built again from its list" in caplog.text
+    assert table.read_bytes() == whole
+
+
+def test_processes_that_start_together_build_a_table_once(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("\n".join(f"host{number}.org" for number in range(1_000)))
+    own = EntryListConfig(files=(path,))
+    built = []
+
+    def load(_: int) -> list[bool]:
+        def build() -> EntryTable:
+            built.append(1)
+            return entry_lists._build_table(own, True)
+
+        table = entry_table.load_entry_table(own, build, lower=True)
+        return [len(table.hashes) == 1_000, isinstance(table.blob, mmap.mmap)]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(load, range(8))) == [[True, True]] * 8
+    assert len(built) == 1
+
+
+def test_without_a_cache_folder_a_list_is_built(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    path = tmp_path / "hosts.txt"
+    path.write_text("host.org")
+    assert EntrySet(EntryListConfig(files=(path,))).contains(["host.org"]) == [True]
 
 
 def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ _DEDUPLICATION_STAGES = (
 DOCUMENT_STAGES = {
     "split_inputs": _describe_code(1, ("stages/split_inputs.py",), "xxhash"),
     "extract": _describe_code(
-        3,
+        4,
         (
             "readers",
             "extract",

@@ -120,12 +120,11 @@ def print_scores(
 
 def print_worst(pages: list[MarkedPage], texts: list[str], count: int) -> None:
     """Print the pages of `chosen-on` on which the article extractor has the least F1."""
-    scored = []
-    for page, text in zip(pages, texts, strict=True):
-        if page.part == PARTS[0] and text:
-            scored.append((*compute_scores([page.text], [text]), page.page_type, page.name))
-        elif page.part == PARTS[0]:
-            scored.append((0.0, 0.0, 0.0, page.page_type, page.name))
+    scored = [
+        (*compute_scores([page.text], [text]), page.page_type, page.name)
+        for page, text in zip(pages, texts, strict=True)
+        if page.part == PARTS[0]
+    ]
     print(f"\nThe {count} pages of {PARTS[0]} with the least F1 of {OURS}:")
     for f1, precision, recall, page_type, name in sorted(scored)[:count]:
         print(f"{f1:.3f} ({precision:.3f}, {recall:.3f}) {page_type:13} {name}")

@@ -112,6 +112,7 @@ class MainContent {
     const double most = std::max(static_cast<double>(all_paragraphs_[runs]) * 0.5, 400.0);
     int32_t done = 0;
     int32_t header_done = 0;
+    flows_.clear();
     for (int32_t number = 0; number < count_elements(); number++) {
       const Element& found = element(number);
       const int32_t start = found.first;
@@ -131,6 +132,9 @@ class MainContent {
       const int64_t in_paragraphs = all_paragraphs_[end] - all_paragraphs_[start];
       if (!is_side_tag && static_cast<double>(in_paragraphs) > most) continue;
       const double size = static_cast<double>(all_[end] - all_[start]);
+      const bool is_box = (flags & FLAG_BOX) && !(flags & FLAG_HIDDEN) && !is_side_tag;
+      if (is_box && static_cast<double>(in_paragraphs) >= size * 0.5 && is_flow(found.parent))
+        continue;
       if (!(size <= static_cast<double>(total) * 0.4)) continue;
       const bool is_large = size > static_cast<double>(total) * 0.15;
       if (!is_boilerplate(found.tag, flags, is_large, trust_names)) continue;
@@ -140,6 +144,19 @@ class MainContent {
     int64_t left = 0;
     for (int32_t run = 0; run < runs; run++) left += out_[run] ? 0 : tree.runs[run].length;
     return left >= std::min<int64_t>(250, total);
+  }
+
+  // Return whether paragraphs stand in an element.
+  bool is_flow(int32_t number) {
+    if (flows_.empty()) {
+      flows_.assign(count_elements(), 0);
+      for (const Run& run : tree.runs) {
+        if (!is_paragraph(run)) continue;
+        flows_[run.owner] = 1;
+        flows_[element(run.owner).parent] = 1;
+      }
+    }
+    return flows_[number];
   }
 
   static bool is_boilerplate(int tag, int flags, bool is_large, bool trust_names) {
@@ -279,7 +296,11 @@ class MainContent {
       if (!has(TAGS_BOXES, found.tag) || found.last <= done || is_body(number)) continue;
       const double size = static_cast<double>(count_in(characters_, number));
       const double links = static_cast<double>(count_in(linked_, number));
-      if (size == 0 || links <= size * 0.5 || size >= largest) continue;
+      if (size == 0 || links <= size * 0.5) continue;
+      if (size >= largest) {
+        if (has(TAGS_LINK_LISTS, found.tag)) done = found.last;
+        continue;
+      }
       done = found.last;
       std::fill(keep_.begin() + found.first, keep_.begin() + done, 0);
     }
@@ -312,6 +333,7 @@ class MainContent {
   }
 
   std::vector<uint8_t> out_, keep_;
+  std::vector<uint8_t> flows_;  // elements in which paragraphs stand; empty: not computed yet
   std::vector<int64_t> all_, all_paragraphs_;             // prefix sums of all runs
   std::vector<int64_t> characters_, linked_, paragraphs_;  // without boilerplate
   std::vector<double> weights_;

@@ -135,6 +135,7 @@ def format_tags() -> list[str]:
         "SIDE": boilerplate._SIDE_TAGS,
         "NEVER": boilerplate._NEVER,
         "BOXES": main_content._BOXES,
+        "LINK_LISTS": main_content._LINK_LISTS,
         "NO_PHRASES": main_content._NO_PHRASES,
         "LISTS": text_layout._LISTS,
     }
@@ -178,7 +179,7 @@ def format_formulas() -> list[str]:
 
 def format_flags() -> list[str]:
     """Format the words of attributes and their flags."""
-    names = ("SIDE", "MAIN", "BODY", "HIDDEN", "TEASER", "GUTTER")
+    names = ("SIDE", "MAIN", "BODY", "HIDDEN", "TEASER", "GUTTER", "BOX")
     flags = ", ".join(f"FLAG_{name} = {getattr(boilerplate, name)}" for name in names)
     return [f"enum Flag {{{flags}}};", format_names("NAME_FLAGS", boilerplate._FLAGS)]
 

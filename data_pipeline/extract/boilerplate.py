@@ -9,6 +9,7 @@ Invariants:
 - An element with a large share of the page, or most of its paragraphs, is never boilerplate because
   of its name.
 - If names would leave next to nothing, they are not trusted.
+- A sidebar that stands among paragraphs is a box of the text, not a column of the page.
 """
 
 import re
@@ -26,6 +27,7 @@ BODY = 4  # holds the content and little else
 HIDDEN = 8  # not shown to readers
 TEASER = 16  # summarizes the content in a sentence
 GUTTER = 32  # line numbers of code, and link marks of headings
+BOX = 64  # a column of the page, or a box in its text
 
 _SIDE = [
     "ad", "ads", "adv", "advert", "advertisement", "advertising", "adsense", "banner", "breadcrumb",
@@ -46,7 +48,8 @@ _SIDE = [
     "tooltip",
     "trending", "widget", "teaser", "teasers", "utility", "skip", "also", "dateline", "pubdate",
     "date", "caption",
-    "latest", "recent",
+    "latest", "recent", "similar", "userinfo", "posthead",
+    "postfoot",
 ]  # fmt: skip
 _MAIN = [
     "article", "body", "content", "entry", "main", "page", "post", "story", "text", "blog",
@@ -70,6 +73,7 @@ _FLAGS = (
     | dict.fromkeys(_MAIN, MAIN)
     | dict.fromkeys(_TEASER, TEASER)
     | dict.fromkeys(_GUTTER, GUTTER)
+    | {"sidebar": SIDE | BOX}
 )
 _BODY = re.compile(
     r"\b(?:article|entry|post|story|news|page) ?(?:body|content|text|copy)\b|"
@@ -143,6 +147,7 @@ _LARGEST_SIDE = 0.4
 _MAX_PARAGRAPHS = 0.5
 # characters in paragraphs; below, a footer notice may have the larger share
 _LEAST_PARAGRAPHS = 400
+_LEAST_BOX_PARAGRAPHS = 0.5  # share of a box's characters in paragraphs; below, it is a column
 _LARGEST_NAMED_MAIN = 0.15  # the same for elements that also have the flag MAIN
 _ENOUGH = 250  # minimum of remaining characters; below, names are trusted less
 
@@ -179,8 +184,9 @@ def _mark_runs(
     paragraphs_before = [0, *accumulate(paragraphs)]
     most = max(paragraphs_before[-1] * _MAX_PARAGRAPHS, _LEAST_PARAGRAPHS)
     done = header_done = 0
-    columns = zip(tree.tag, tree.attributes, tree.first, tree.last, strict=True)
-    for tag, attributes, start, end in columns:
+    flows: set[int] | None = None
+    columns = zip(tree.tag, tree.attributes, tree.first, tree.last, tree.parent, strict=True)
+    for tag, attributes, start, end, parent in columns:
         if end <= start or end <= done:
             continue
         if tag == "header" and trust_names and end > header_done:
@@ -191,15 +197,27 @@ def _mark_runs(
         flags = classify_attributes(attributes) if attributes else NOTHING
         if not (flags & _SIDE_FLAGS or tag in _SIDE_TAGS) or tag in _NEVER:
             continue
-        if tag not in _SIDE_TAGS and paragraphs_before[end] - paragraphs_before[start] > most:
+        in_paragraphs = paragraphs_before[end] - paragraphs_before[start]
+        if tag not in _SIDE_TAGS and in_paragraphs > most:
             continue
         size = before[end] - before[start]
+        is_box = flags & BOX and not flags & HIDDEN and tag not in _SIDE_TAGS
+        if is_box and in_paragraphs >= size * _LEAST_BOX_PARAGRAPHS:
+            flows = _find_flows(tree, paragraphs) if flows is None else flows
+            if parent in flows:
+                continue
         if size <= total * _LARGEST_SIDE and _is_boilerplate(
             tag, flags, size > total * _LARGEST_NAMED_MAIN, trust_names
         ):
             out[start:end] = [True] * (end - start)
             done = end
     return out
+
+
+def _find_flows(tree: HtmlTree, paragraphs: list[int]) -> set[int]:
+    """Return the elements in which paragraphs stand: their owners, and the elements around."""
+    owners = {owner for owner, length in zip(tree.owner, paragraphs, strict=True) if length}
+    return owners | {tree.parent[owner] for owner in owners}
 
 
 def _is_boilerplate(tag: str, flags: int, large: bool, trust_names: bool) -> bool:

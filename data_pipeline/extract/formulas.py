@@ -27,7 +27,7 @@ IMAGE_CLASS_BEGINNINGS: Final = ("mwe-math-fallback", "ql-img-")
 # Or if its address has one of these parts.
 IMAGE_SOURCES: Final = (
     "/math/render/", "codecogs.com/", "latex.php?", "cht=tx", "equation?tex=", "mathtex.cgi?",
-    "mimetex.cgi?",
+    "mimetex.cgi?", "_images/math/",
 )  # fmt: skip
 # One of these is in every page with a formula: a fast first test.
 _MARKS = (
@@ -87,7 +87,12 @@ def replace_formulas(page: LexborHTMLParser, body: LexborNode) -> None:
         elif is_formula_image(node):
             source = _read_image(node)
             classes = node.attributes.get("class") or ""
-            is_display = source.is_display or "display" in classes or "latexcenter" in classes
+            is_display = (
+                source.is_display
+                or "display" in classes
+                or "latexcenter" in classes
+                or _is_sphinx_display(node)
+            )
             _replace(page, _find_wiki_element(node) or node, source.tex, is_display, done)
 
 
@@ -106,6 +111,12 @@ def is_formula_image(image: LexborNode) -> bool:
     return any(
         word in IMAGE_CLASSES or word.startswith(IMAGE_CLASS_BEGINNINGS) for word in words
     ) or any(part in source for part in IMAGE_SOURCES)
+
+
+def _is_sphinx_display(image: LexborNode) -> bool:
+    """Return whether an image is where Sphinx displays a formula: in a paragraph of its own."""
+    around = image.parent.parent if image.parent is not None else None
+    return around is not None and around.tag == "div" and around.attributes.get("class") == "math"
 
 
 def _read_image(image: LexborNode) -> TexSource:

@@ -78,6 +78,7 @@ def is_phrase(text: str) -> bool:
 
 
 _BOXES = frozenset(["div", "section", "ul", "ol", "table", "p", "dl"])
+_LINK_LISTS = frozenset(["ul", "ol", "table", "dl"])  # of the boxes; a large one is kept whole
 _NO_PHRASES = HEADINGS | {"pre", "td", "th"}
 _LEAD = 60  # minimum characters of an introduction between headline and root
 _LEAST_SIBLING = 10.0  # minimum weight of a sibling of the root with content, and
@@ -151,6 +152,9 @@ def add_lead(page: ElementStats, root: int, keep: list[bool]) -> None:
 def drop_link_boxes(page: ElementStats, root: int, keep: list[bool]) -> None:
     """Drop lists, tables and boxes inside the root that are mostly links.
 
+    A list with a large share of the root is what the page is for, such as a table of contents:
+    its parts stay too.
+
     Args:
         page: A parsed page.
         root: The element of the main content.
@@ -165,9 +169,13 @@ def drop_link_boxes(page: ElementStats, root: int, keep: list[bool]) -> None:
         if tree.tag[element] not in _BOXES or tree.last[element] <= done or page.is_body(element):
             continue
         size = page.count_characters(element)
-        if size and page.count_link_characters(element) > size * _MOSTLY_LINKS and size < largest:
+        if not size or page.count_link_characters(element) <= size * _MOSTLY_LINKS:
+            continue
+        if size < largest:
             done = tree.last[element]
             keep[tree.first[element] : done] = [False] * (done - tree.first[element])
+        elif tree.tag[element] in _LINK_LISTS:
+            done = tree.last[element]
 
 
 def drop_phrases(tree: HtmlTree, keep: list[bool]) -> None:

@@ -123,7 +123,7 @@ _SEMANTIC_STAGES = ("embeddings", "centroids", "assigned", "semantic_duplicates"
 DOCUMENT_STAGES = {
     "split_inputs": _describe_code(1, ("stages/split_inputs.py",), "xxhash"),
     "extract": _describe_code(
-        3,
+        4,
         (
             "readers",
             "extract",

@@ -96,8 +96,10 @@ def compute_scores(gold: list[str], found: list[str]) -> tuple[float, float, flo
             precisions.append(both / made.total())
         if true:
             recalls.append(both / true.total())
-    precision, recall = statistics.mean(precisions), statistics.mean(recalls)
-    return 2 * precision * recall / (precision + recall), precision, recall
+    precision = statistics.mean(precisions) if precisions else 0.0
+    recall = statistics.mean(recalls) if recalls else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return f1, precision, recall
 
 
 def measure_extraction(pages: pa.RecordBatch, config: ExtractConfig) -> tuple[list[str], float]:

@@ -238,3 +238,54 @@ def test_a_page_builder_that_calls_all_that_it_builds_a_widget_puts_nothing_out(
     )
     assert sentence(9) in text
     assert sentence(8) not in text
+
+
+def test_a_sidebar_among_paragraphs_is_a_box_of_the_text() -> None:
+    box = f"<div class='sidebar'><p>Note</p><p>{sentence(9)}</p></div>"
+    text = extract_article(page(paragraphs(0, 1, 2) + box + paragraphs(3, 4, 5)))
+    assert text.split("\n\n") == [
+        *map(sentence, range(3)),
+        "Note",
+        *map(sentence, [9, 3, 4, 5]),
+    ]
+
+
+def test_a_sidebar_beside_the_text_or_without_paragraphs_is_a_column() -> None:
+    column = f"<div class='sidebar'><p>{sentence(9)}</p></div>"
+    assert sentence(9) not in extract_article(page(paragraphs(*range(6)), column))
+    notes = "".join(f"<p>{word}</p>" for word in WORDS * 3)
+    box = f"<div class='sidebar'>{notes}<p>{sentence(9)}</p></div>"
+    text = extract_article(page(paragraphs(*range(6)) + box + paragraphs(6, 7)))
+    assert sentence(9) not in text
+
+
+def test_a_hidden_sidebar_goes_wherever_it_stands() -> None:
+    box = f"<div class='sidebar' hidden><p>{sentence(9)}</p></div>"
+    assert sentence(9) not in extract_article(page(paragraphs(0, 1, 2) + box + paragraphs(3, 4)))
+
+
+def list_links(words: list[str]) -> str:
+    return "".join(f"<li><a href='/{word}'>The {word} of the archive</a></li>" for word in words)
+
+
+def test_a_list_of_links_that_the_page_is_for_stays_with_its_parts() -> None:
+    parts = "".join(
+        f"<li><a href='/{n}'>Volume {n} of the archive</a><ul>{list_links(WORDS[n::3])}</ul></li>"
+        for n in range(3)
+    )
+    contents = f"<h1>The archive</h1>{paragraphs(0, 1)}<ul>{parts}</ul>"
+    text = extract_article(page(contents))
+    assert [word for word in WORDS if f"The {word} of the archive" not in text] == []
+    short = f"{paragraphs(*range(16))}<ul>{parts}</ul>"
+    assert "of the archive" not in extract_article(page(short))
+
+
+def test_what_a_forum_says_of_an_author_is_not_the_post() -> None:
+    posts = "".join(
+        f"<li><div class='posthead'>Date {n}</div><div class='userinfo'>Author {n}</div>"
+        f"<div>{paragraphs(n, n + 9)}</div><div class='postfoot'>Reply to {n}</div></li>"
+        for n in range(4)
+    )
+    text = extract_article(page(f"<ol class='posts'>{posts}</ol>"))
+    assert all(sentence(n) in text for n in range(4))
+    assert not any(word in text for word in ("Date", "Author", "Reply"))

@@ -64,7 +64,7 @@ def main() -> None:
         semantic = {"semantic": section | {"threshold": arguments.threshold}}
         for gap in (3, 6, 10):
             folder = Path(place) / f"gap-{gap}"
-            rows = _plant_copies(texts, arguments.copies, gap)
+            rows = _add_copies(texts, arguments.copies, gap)
             for name, deduplicate in (
                 ("minhash", OFF | {"minhash": {"kind": "minhash"}}),
                 ("semantic", OFF | semantic),
@@ -104,7 +104,7 @@ def _read_sample_texts(place: Path) -> list[str]:
     return sorted(texts)
 
 
-def _plant_copies(texts: list[str], copies: int, gap: int) -> list[dict[str, str]]:
+def _add_copies(texts: list[str], copies: int, gap: int) -> list[dict[str, str]]:
     """Return documents, with a copy of the first ones in other words."""
     choose = random.Random(gap)
     rows = [{"id": f"page-{number}", "text": text} for number, text in enumerate(texts)]

@@ -75,9 +75,7 @@ class RuleChain:
         self._rules = [(rule.title, build_rule(rule, language, models)) for rule in rules]
         self._splitters = splitters or WordSplitters()
         # Other rules see texts alone.
-        self._reads_columns = any(
-            isinstance(rule, PythonCode | SourceCodeConfig) for rule in rules
-        )
+        self._reads_columns = any(isinstance(rule, PythonCode | SourceCodeConfig) for rule in rules)
 
     def apply(self, texts: pa.Array, documents: pa.RecordBatch | None = None) -> list[RuleOutcome]:
         """Apply the rules to texts (string or large_string without nulls); the first outcome

@@ -38,7 +38,8 @@ _VERSION = re.compile(
     r"[\s,.()a-z:]{0,130}?\b(?:version|v\.?|l?gpl) ?(?P<number>[123](?:\.\d)?)\b(?P<rest>.{0,90})|"
     r" ?v?(?P<short>[123](?:\.\d)?)\b(?P<short_rest>.{0,40})"
 )
-_LATER = re.compile(r"\+|,? ?(?:of the licen[cs]e)?,? ?\(?(?:or|and),? ?\(?(?:at your option\)?,? )?"
+_LATER = re.compile(r"\+|,? ?(?:of the licen[cs]e)?,? ?\(?(?:or|and),? ?"
+                    r"\(?(?:at your option\)?,? )?"
                     r"(?:\(at your option\) ?)?(?:any )?(?:later|newer|above|higher)")  # fmt: skip
 _GRANT = r"(?:under|terms of|licen[cs]ed?|licen[cs]e:|released|distributed)"
 _PERL = "Artistic-1.0-Perl OR GPL-1.0-or-later"
@@ -51,7 +52,8 @@ _RULES: tuple[tuple[str, str, str], ...] = (
     ("Unlicense", "unencumbered",
      r"this is free and unencumbered software released into the public domain"),
     ("CC0-1.0", "cc0",
-     r"cc0 1\.0\b|cc0\b.{0,40}public domain dedication|under (?:the )?(?:terms of )?(?:the )?cc0\b"),
+     r"cc0 1\.0\b|cc0\b.{0,40}public domain dedication|"
+     r"under (?:the )?(?:terms of )?(?:the )?cc0\b"),
     ("CC0-1.0", "publicdomain", r"creativecommons\.org publicdomain zero 1\.0"),
     ("BSL-1.0", "boost", r"boost software licen[cs]e,? version 1\.0"),
     ("Zlib", "to anyone to use", r"permission is granted to anyone to use this software for any "
@@ -65,8 +67,10 @@ _RULES: tuple[tuple[str, str, str], ...] = (
     ("EPL-2.0", "eclipse", r"eclipse public licen[cs]e,? (?:v|version|v\.) ?2\.0"),
     ("EPL-1.0", "eclipse", r"eclipse public licen[cs]e,? (?:v|version|v\.) ?1\.0"),
     ("MIT", "free of charge",
-     r"permission is hereby granted, free of charge, to any person obtaining a copy(?! of the font)"),
-    ("MIT", " mit", _GRANT + r" (?:under |by )?(?:the )?(?:terms (?:and conditions )?(?:of|from) )?(?:the )?mit"
+     r"permission is hereby granted, free of charge, to any person obtaining a copy"
+     r"(?! of the font)"),
+    ("MIT", " mit", _GRANT + r" (?:under |by )?(?:the )?"
+     r"(?:terms (?:and conditions )?(?:of|from) )?(?:the )?mit"
      r"(?: x11| style)?(?: licen[cs]e|\b(?= (?:or|and)\b))|licen[cs]e:? (?:is )?(?:the )?mit\b|"
      r"[ (]mit licen[cs]ed\b|licenses mit\b"),
     ("MIT", "(mit licen", r"\(mit licen[cs]ed?\)"),
@@ -93,7 +97,8 @@ _BSD_NAMED = re.compile(
 _ENDORSE = re.compile(r"endorse or promote|neither the names?|names? of .{0,60}may not be used")
 # Words for a choice between the licences that a file names.
 _CHOICES = (
-    "dual", "alternatively", "terms of either", "choice of one", "one of two licen", "your choice", "either the mit", "either the bsd", "either the apache",
+    "dual", "alternatively", "terms of either", "choice of one", "one of two licen",
+    "your choice", "either the mit", "either the bsd", "either the apache",
     "your option, either", "your option, under", "mit or ", "gpl or ", "bsd or ", "license or ",
     "license, or ",
 )  # fmt: skip
@@ -113,14 +118,15 @@ _FIELD_NAMES = {
 _NO_LICENCES = frozenset(
     ("", "none", "no_license", "noassertion", "other", "unknown", "unlicensed", "null")
 )
-_COMMON = (
+_SPELLINGS = {name.lower(): name for name in re.findall(
+    r"\S+",
     "AGPL-3.0-only AGPL-3.0-or-later Apache-2.0 Artistic-2.0 BSD-2-Clause BSD-3-Clause "
     "BSD-4-Clause BSL-1.0 CC-BY-4.0 CC-BY-SA-4.0 CC0-1.0 EPL-1.0 EPL-2.0 GPL-1.0-or-later "
     "GPL-2.0-only GPL-2.0-or-later GPL-3.0-only GPL-3.0-or-later ISC LGPL-2.0-or-later "
     "LGPL-2.1-only LGPL-2.1-or-later LGPL-3.0-only LGPL-3.0-or-later MIT MIT-0 MPL-1.1 MPL-2.0 "
     "MS-PL OFL-1.1 PSF-2.0 Unlicense WTFPL Zlib 0BSD"
-).split()
-_SPELLINGS = {name.lower(): name for name in _COMMON}
+,
+)}  # fmt: skip
 _GNU_ID = re.compile(r"((?:A|L)?GPL-\d\.\d)(\+?)", re.IGNORECASE)
 
 
@@ -256,7 +262,10 @@ def convert_field(value: object) -> str:
     """
     names = value if isinstance(value, list | tuple) else [value]
     found = sorted({_convert_name(str(name or "").strip()) for name in names} - {UNKNOWN})
-    return " AND ".join(f"({one})" if " OR " in one and len(found) > 1 else one for one in found) or UNKNOWN
+    return (
+        " AND ".join(f"({one})" if " OR " in one and len(found) > 1 else one for one in found)
+        or UNKNOWN
+    )
 
 
 def _convert_name(name: str) -> str:

@@ -248,7 +248,9 @@ class LanguageTable:
         found: dict[str, set[str]] = {}
         self._aliases: dict[str, str] = {}
         more: dict[str, Iterable[str]] = {name: names.split() for name, names in _MORE.items()}
-        rows = [(_NAMES.get(name, name), (name, *aliases), names) for name, aliases, names in lexers]
+        rows = [
+            (_NAMES.get(name, name), (name, *aliases), names) for name, aliases, names in lexers
+        ]
         own = {name for names in more.values() for name in names}
         rows += [(name, (), names) for name, names in more.items()]
         for language, aliases, patterns in rows:
@@ -361,4 +363,6 @@ def get_language_table() -> LanguageTable:
     """
     from pygments.lexers import get_all_lexers  # an extra; its absence is reported before
 
-    return LanguageTable((name, aliases, files) for name, aliases, files, _ in get_all_lexers(False))
+    return LanguageTable(
+        (name, aliases, files) for name, aliases, files, _ in get_all_lexers(False)
+    )

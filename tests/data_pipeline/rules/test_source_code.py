@@ -218,7 +218,8 @@ def test_prepare_samples_by_language_and_hides_secrets(tmp_path: Path) -> None:
         assert row["source_code.programming_language"] == kinds[row["path"].rpartition(".")[2]]
         assert row["source_code.licence"] == "MIT"
     texts = " ".join(row["text"] for row in documents)
-    assert "<SECRET>" in texts and "ghp_" not in texts
+    assert "<SECRET>" in texts
+    assert "ghp_" not in texts
     manifest = json.loads((tmp_path / "data/manifest.json").read_text())
     (sampled,) = manifest["sampling"]
     groups = {group["value"]: group for group in sampled["groups"]}

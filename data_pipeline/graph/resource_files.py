@@ -44,6 +44,7 @@ from llmsys.config.quality_rules import (
     NativeTextConfig,
     RuleConfig,
 )
+from llmsys.config.source_code import SourceCodeConfig
 from llmsys.data_pipeline.core.journal import Journal
 from llmsys.data_pipeline.language.rules_by_language import list_dictionaries, list_word_rules
 from llmsys.data_pipeline.rules.python_document import load_python_annotator, load_python_mapper
@@ -152,6 +153,10 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
         case EncoderClassifierConfig():
             package = "transformers"
             extra = "encoder"
+            instead = ""
+        case SourceCodeConfig():
+            package = "pygments"
+            extra = "code"
             instead = ""
         case PerplexityConfig(backend="kenlm"):
             package = "kenlm"
@@ -306,6 +311,10 @@ def require_resource_files(data: CrawlConfig) -> None:
 
             read_encoder_folder(rule, f"data.rules.{number}")
             _require_score_column(data, rule.title)
+        elif isinstance(rule, SourceCodeConfig):
+            from llmsys.data_pipeline.rules.source_code import list_languages
+
+            list_languages(rule)
         elif isinstance(rule, PythonRuleConfig):
             load_python_rule(rule)
         elif isinstance(rule, AnnotatorConfig):

@@ -39,6 +39,7 @@ from llmsys.config.quality_rules import (
     NativeTextConfig,
     RuleConfig,
 )
+from llmsys.config.source_code import SourceCodeConfig
 from llmsys.data_pipeline.rules.document_row import DocumentColumns
 from llmsys.data_pipeline.rules.rule import (
     DocumentBatch,
@@ -74,7 +75,7 @@ class RuleChain:
         self._rules = [(rule.title, build_rule(rule, language, models)) for rule in rules]
         self._splitters = splitters or WordSplitters()
         # Other rules see texts alone.
-        self._reads_columns = any(isinstance(rule, PythonCode) for rule in rules)
+        self._reads_columns = any(isinstance(rule, PythonCode | SourceCodeConfig) for rule in rules)
 
     def apply(self, texts: pa.Array, documents: pa.RecordBatch | None = None) -> list[RuleOutcome]:
         """Apply the rules to texts (string or large_string without nulls); the first outcome
@@ -174,6 +175,10 @@ def build_rule(
             from llmsys.data_pipeline.rules.native_text import NativeTextRule
 
             return NativeTextRule(config)
+        case SourceCodeConfig():
+            from llmsys.data_pipeline.rules.source_code import SourceCodeRule
+
+            return SourceCodeRule(config)
         case PythonRuleConfig() | AnnotatorConfig() | MapperConfig():
             return _load_python_rule(config)
         case unreachable:
@@ -219,6 +224,10 @@ def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequenc
             from llmsys.data_pipeline.rules.perplexity import list_perplexity_thresholds
 
             return list_perplexity_thresholds(config)
+        case SourceCodeConfig():
+            from llmsys.data_pipeline.rules.source_code import list_source_code_limits
+
+            return list_source_code_limits(config)
         case AnnotatorConfig() | MapperConfig():
             return ()
         case BadWordsConfig():

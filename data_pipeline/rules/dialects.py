@@ -31,6 +31,7 @@ from llmsys.config.quality_rules import (
     NativeTextConfig,
     RuleConfig,
 )
+from llmsys.config.source_code import SourceCodeConfig
 from llmsys.errors import ConfigError
 
 DIALECTS: tuple[str, ...] = get_args(Dialect)
@@ -77,6 +78,7 @@ def _translate_to_dialect(rules: Sequence[RuleConfig], dialect: str) -> dict[str
                 LineCorrectionsConfig()
                 | FinewebQualityConfig()
                 | NativeTextConfig()
+                | SourceCodeConfig()
                 | BadWordsConfig()
                 | FastTextClassifierConfig()
                 | LinearClassifierConfig()

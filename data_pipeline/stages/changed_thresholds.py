@@ -48,6 +48,7 @@ from llmsys.config.quality_rules import (
     NativeTextConfig,
     RuleConfig,
 )
+from llmsys.config.source_code import SourceCodeConfig
 from llmsys.data_pipeline.core.document_schema import concat_batches
 from llmsys.data_pipeline.core.funnel import format_reason
 from llmsys.data_pipeline.rules.chain import list_thresholds
@@ -160,6 +161,7 @@ def list_threshold_fields(rule: RuleConfig) -> frozenset[str]:
             | GopherQualityConfig()
             | FinewebQualityConfig()
             | NativeTextConfig()
+            | SourceCodeConfig()
         ):
             fields = type(rule).model_fields
             return frozenset(name for name in fields if name.startswith(("min_", "max_")))

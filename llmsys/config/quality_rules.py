@@ -32,6 +32,7 @@ from llmsys.config.line_rules import (
     Share,
 )
 from llmsys.config.section import NamedRuleConfig, raise_violation
+from llmsys.config.source_code import SourceCodeConfig
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -246,6 +247,7 @@ RuleConfig = Annotated[
     | PerplexityConfig
     | FinewebQualityConfig
     | NativeTextConfig
+    | SourceCodeConfig
     | PythonRuleConfig
     | AnnotatorConfig
     | MapperConfig,

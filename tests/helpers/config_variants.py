@@ -295,7 +295,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("data.unicode", "none", "ftfy", "nfc"),
     *_choose_each("data.rules[]", "gopher_repetition", "gopher_quality", "c4", "c4_datatrove",
         "c4_dolma",
-                  "line_corrections", "fineweb_quality", "native_text"),
+                  "line_corrections", "fineweb_quality", "native_text", "source_code"),
     _choose("data.rules[]", "bad_words", {"word_lists": [{"entries": ["quarry"]}]}),
     _choose("data.rules[]", "fasttext_classifier", {"model": "model.bin", "label": "good",
         "min_score": 0.5}),

@@ -253,6 +253,9 @@ def test_a_sidebar_among_paragraphs_is_a_box_of_the_text() -> None:
 def test_a_sidebar_beside_the_text_or_without_paragraphs_is_a_column() -> None:
     column = f"<div class='sidebar'><p>{sentence(9)}</p></div>"
     assert sentence(9) not in extract_article(page(paragraphs(*range(6)), column))
+    columns = f"<div>{paragraphs(0, 1, 2)}</div>{column}<div>{paragraphs(3, 4, 5)}</div>"
+    text = extract_article(page(columns))
+    assert text.split("\n\n") == [sentence(seed) for seed in range(6)]
     notes = "".join(f"<p>{word}</p>" for word in WORDS * 3)
     box = f"<div class='sidebar'>{notes}<p>{sentence(9)}</p></div>"
     text = extract_article(page(paragraphs(*range(6)) + box + paragraphs(6, 7)))

@@ -42,7 +42,7 @@ from llmsys.config.mixture import MixtureConfig
 from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
 from llmsys.config.sampling import SamplingRule
 from llmsys.config.section import FolderPath, LocalPath, Section, raise_violations
-from llmsys.config.source_code import find_field_violations
+from llmsys.config.source_code import SourceCodeConfig, find_field_violations
 from llmsys.errors import Violation
 
 
@@ -276,7 +276,8 @@ class CrawlConfig(Section):
             ]
         if language := info.data.get("language"):  # a wrong one has a message of its own
             found += find_code_violations(language.kind, codes)
-        if read := info.data.get("read"):
+        read = info.data.get("read")
+        if read and any(isinstance(rule, SourceCodeConfig) for rule in rules):
             found += find_field_violations(rules, read)
         raise_violations(found)
         return rules

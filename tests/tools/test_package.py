@@ -89,7 +89,8 @@ def test_the_installed_package_finds_its_configs_from_any_folder(
 
 
 def test_the_wheel_with_the_sample_crawl_stays_small(wheel: zipfile.ZipFile) -> None:
-    assert sum(entry.compress_size for entry in wheel.infolist()) < 10_000_000
+    # 6.8 MB of them are the crawl.
+    assert sum(entry.compress_size for entry in wheel.infolist()) < 11_000_000
 
 
 def loaded_by(code: str, repository: Path) -> set[str]:

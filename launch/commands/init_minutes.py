@@ -84,7 +84,7 @@ UNPLANNED_SECONDS = 1.0
 # on a machine that others use too.
 LOAD_SPREAD = 0.07
 # The same where more programs want to run than there are cores: measured over the minutes of eight
-# runs with a fixed budget on such a machine (docs/first-model.md).
+# runs with a fixed budget on such a machine (docs/measurements/first-models.md).
 BUSY_SPREAD = 0.48
 # What a profile knows of a step that it has not seen.
 PROFILE_SPREAD = 0.25

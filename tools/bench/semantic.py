@@ -124,7 +124,7 @@ def _count_found(
     folder.mkdir(parents=True)
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    language = {"languages": []}
+    language: dict[str, Any] = {"languages": []}
     more = {"inputs": [str(path)], "rules": [], "language": language, "deduplicate": deduplicate}
     prepare_dataset(_build_config(folder / "data", **more), "documents")
     dropped = {

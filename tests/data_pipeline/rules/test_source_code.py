@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from llmsys.config.data import CrawlConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.source_code import SourceCodeConfig
+from llmsys.data_pipeline.core.funnel import format_reason
 from llmsys.data_pipeline.core.input_fields import FIELDS
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.data_pipeline.rules.chain import RuleChain
 from llmsys.data_pipeline.rules.rule import RuleOutcome
-from llmsys.data_pipeline.stages.apply_rules import format_reason
 from llmsys.dataset.token_shards import read_batches
 from llmsys.errors import ConfigError
 from tests.helpers.tiny_crawl import write_sentences

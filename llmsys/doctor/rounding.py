@@ -11,6 +11,7 @@ Invariants:
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
@@ -23,14 +24,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 UNIT_ROUNDOFFS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Largest relative error of a rounding to nearest."""
 
-PLANTED = {torch.float32: 12, torch.bfloat16: 2, torch.float16: 2}
-"""Largest relative error that is planted, in units roundoff of the dtype of the operations.
+PLANTED_16_BITS = 2
+"""Largest relative error that is planted in operations of 16 bits, in units roundoff.
 
-In float32 a sum of n terms rounds n times, and errors of random sign add up to sqrt(n) units
-(N. Higham and T. Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019, theorem 2.4);
-the gradient of a weight sums the 128 tokens of a step of a tiny model. Sums of 16-bit terms are
-taken in float32 and rounded to 16 bits once, so that 2 leaves a factor of two.
+Sums of 16-bit terms are taken in float32 and rounded to 16 bits once, so that 2 leaves a factor of
+two. In float32 a sum of n terms rounds n times, and errors of random sign add up to sqrt(n) units
+(N. Higham and T. Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019, theorem 2.4).
 """
+
+TERMS = 64
+"""Terms that the layers of tiny models sum at most."""
 
 EXACT = frozenset(
     getattr(torch.ops.aten, name)
@@ -76,13 +79,15 @@ class RoundingErrors(TorchDispatchMode):
     Tensors of float32 and float64 are changed, others are left as they are.
 
     Args:
-        dtype: The dtype of the operations whose rounding is planted; see `PLANTED`.
+        dtype: The dtype of the operations whose rounding is planted; see `PLANTED_16_BITS`.
         seed: Seed of the errors.
+        terms: Terms of the longest sum, in float32.
     """
 
-    def __init__(self, dtype: torch.dtype, seed: int) -> None:
+    def __init__(self, dtype: torch.dtype, seed: int, terms: int = TERMS) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        largest = PLANTED[dtype] * UNIT_ROUNDOFFS[dtype]
+        units = math.sqrt(terms) if dtype == torch.float32 else PLANTED_16_BITS
+        largest = units * UNIT_ROUNDOFFS[dtype]
         generator = torch.Generator().manual_seed(seed)
         # Drawn once, and used again from other places on: to draw them for each operand would take
         # longer than the operations.

@@ -24,6 +24,7 @@ from llmsys.doctor.pairs.comparison import (
     list_nats,
 )
 from llmsys.doctor.pairs.events import Entry
+from llmsys.doctor.pairs.factors import STEP_TOKENS
 from llmsys.doctor.pairs.phase import Phase
 from llmsys.doctor.pairs.plain_step import Errors, PlainProcess, PlainState, no_errors
 from llmsys.doctor.rounding import SAMPLES, RoundingErrors
@@ -240,7 +241,9 @@ def _take_numbers(walk: PlainWalk, entry: Entry, errors: Errors) -> Numbers:
 def _iter_errors(config: RunConfig, samples: int) -> Iterator[Errors]:
     dtype = DTYPES[config.train.resolved_precision]
     for sample in range(samples):
-        yield _wrap_errors(RoundingErrors(dtype, sample))
+        # The gradient of a weight sums all tokens of a step, and that of a bias of keys is zero but
+        # for the rounding of this sum.
+        yield _wrap_errors(RoundingErrors(dtype, sample, terms=STEP_TOKENS))
 
 
 def _wrap_errors(errors: RoundingErrors) -> Errors:

@@ -83,7 +83,7 @@ def test_pieces_that_are_half_bytes_are_for_small_texts_and_say_nothing_of_other
 
 def test_more_minutes_promise_a_lower_loss_of_a_larger_model() -> None:
     short, long = plan_run_minutes(1, 1e9, SAMPLE), plan_run_minutes(1_000, 1e9, SAMPLE)
-    assert long.promise.bits_per_byte.middle < short.promise.bits_per_byte.low
+    assert long.promise.bits_per_byte.middle < 0.9 * short.promise.bits_per_byte.middle
     assert long.parameters > short.parameters
     assert long.vocabulary > short.vocabulary
 

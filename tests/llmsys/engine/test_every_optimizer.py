@@ -28,6 +28,7 @@ from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.optimizer_runs import (
     COPIED,
     DECAY,
+    NUDGED,
     RATE,
     STEPS,
     Loss,
@@ -60,8 +61,13 @@ are rounded by chance: their steps are compared in tests/llmsys/optim/test_compr
 # which may be small. Without a rule for null spaces weights are 0.1 to 0.3 apart, and moments 0.5
 # to 1.2.
 SOAP_BAND = 5e-2
+# With the instructions of some processors gaps are smaller. Runs whose rate is off by less than a
+# step's band go apart by as much, and say how far engines may, within a factor.
+SOAP_MARGIN = 2.0
 COMPARED = {
-    label: row for label, row in TABLE.items() if label not in ("adamw", "adamw bf16", "adamw int8")
+    label: (optimizer, (*kinds, *NUDGED) if label == "soap" else kinds)
+    for label, (optimizer, kinds) in TABLE.items()
+    if label not in ("adamw", "adamw bf16", "adamw int8")
 }
 RESUMED = ("torch", "bitwise", "zero2", "zero3")
 """Engines that a resume is tried under; the others hold state as one of these does."""
@@ -77,6 +83,16 @@ def test_an_optimizer_takes_the_same_steps_under_every_engine_that_has_it() -> N
         COMPARED.items(), run_ranks(run_compared, 2)[0], strict=True
     ):
         by_kind = dict(zip(kinds, runs, strict=True))
+        exact, _ = by_kind["torch"]
+        turned = {
+            name: SOAP_MARGIN
+            * max(
+                (float(np.linalg.norm(by_kind[kind][0][name] - value)) for kind in NUDGED),
+                default=0.0,
+            )
+            for name, value in exact.items()
+            if label == "soap"
+        }
         for kind, (state, steps) in by_kind.items():
             expected, _ = by_kind["ddp" if kind in COPIED else "torch"]
             assert steps == STEPS, (label, kind)
@@ -84,9 +100,8 @@ def test_an_optimizer_takes_the_same_steps_under_every_engine_that_has_it() -> N
             for name, value in expected.items():
                 if label == "soap":
                     apart = float(np.linalg.norm(state[name] - value))
-                    assert apart <= SOAP_BAND * float(np.linalg.norm(value)) + 1e-7, (
-                        f"{kind}: {name}"
-                    )
+                    band = max(SOAP_BAND * float(np.linalg.norm(value)), turned[name]) + 1e-7
+                    assert kind in NUDGED or apart <= band, f"{kind}: {name}"
                     continue
                 # The sign of an update near zero, hence 2 · RATE, may follow from the order of a
                 # sum.

@@ -167,14 +167,14 @@ def test_with_json_a_mistake_is_one_object(
 
 
 def test_with_json_ranks_that_failed_are_one_object_with_their_status(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(config: object, words: object) -> None:
         raise SystemExit(3)
 
     monkeypatch.setattr("llmsys.launch.launchers.local.run_local_ranks", fail)
     with pytest.raises(SystemExit):
-        main(["train", "train/demo", "--json"])
+        main(["train", "train/demo", f"run.folder={tmp_path}", "--json"])
     assert json.loads(capsys.readouterr().out)["error"]["status"] == 3
 
 

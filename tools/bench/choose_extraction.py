@@ -19,8 +19,8 @@ from llmsys.data_pipeline.extract.main_content import extract_article
 from tools.bench.extract import PARTS, compute_scores, read_benchmark
 
 CONSTANTS = {
-    "weigh": ("_SENTENCE", "_BODY_WEIGHT", "_GROWTH", "_SHORT_POST"),
-    "side": (
+    "content_score": ("_SENTENCE", "_BODY_WEIGHT", "_GROWTH", "_SHORT_POST"),
+    "boilerplate": (
         "PARAGRAPH",
         "_LARGEST_SIDE",
         "_MAX_PARAGRAPHS",

@@ -343,9 +343,12 @@ class CaseRunner:
         errors = sorted(folder.glob(f"error-{name}*.txt"), key=lambda path: path.stat().st_mtime_ns)
         if errors:
             return errors[0].read_text()
-        if late:
-            return f"rank {late[0]} did not end within {PHASE_SECONDS:.0f} s of work, or of waiting"
-        return "" if not any(statuses) else f"ranks ended with statuses {statuses}"
+        if any(status for rank, status in enumerate(statuses) if rank not in late):
+            return f"ranks ended with statuses {statuses}"
+        # Without a limit none is late.
+        return (
+            f"rank {late[0]} did not end within {seconds} s of work, or of waiting" if late else ""
+        )
 
 
 def _read_statuses(processes: Sequence[BaseProcess]) -> list[int | None]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import psutil
 
@@ -61,7 +62,7 @@ def _read_cpu_seconds(pid: int) -> float:
     return sum(one.user + one.system + _read_ended(one) for one in family)
 
 
-def _read_ended(times: "psutil._ntuples.pcputimes") -> float:
+def _read_ended(times: Any) -> float:
     """Return the CPU seconds of children that have ended; 0 on a system without them."""
     ended: float = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
     return ended

@@ -82,7 +82,9 @@ class SmallRuns(Section):
 
 @dataclass(frozen=True)
 class SmallRunLaw:
-    """Nats per token = shape · exp(level), with the deviation of its logarithm."""
+    """Nats per token = shape · exp(level). `spread` is the deviation of the logarithm by which an
+    interval from P10 to P90 holds `INSIDE` of the known texts.
+    """
 
     shape: LadderShape
     level: float

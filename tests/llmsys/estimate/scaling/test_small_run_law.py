@@ -8,6 +8,7 @@ import pytest
 from llmsys.estimate.percentile_interval import Z90
 from llmsys.estimate.scaling.small_run_law import (
     LADDER_BYTES,
+    UNKNOWN_LENGTH_SPREAD,
     LadderShape,
     SmallRun,
     SmallRuns,
@@ -98,7 +99,9 @@ def test_a_text_of_unknown_tokens_has_a_wider_interval() -> None:
         for length in (1.0, None)
     )
     assert unknown.p50 == known.p50
-    assert unknown.p90 / unknown.p50 > 1.05 * known.p90 / known.p50
+    own, wider = (math.log(one.p90 / one.p50) / Z90 for one in (known, unknown))
+    assert wider == pytest.approx(math.hypot(own, UNKNOWN_LENGTH_SPREAD))
+    assert wider > own
 
 
 def test_the_interval_widens_outside_of_the_measured_runs() -> None:

@@ -5,6 +5,7 @@ import io
 import json
 import random
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from llmsys.config.data import CrawlConfig
 from llmsys.data_pipeline.core.document_schema import select_heldout
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.data_pipeline.readers import zip_archive
+from llmsys.data_pipeline.readers.input_stream import InputStream
+from llmsys.data_pipeline.readers.page_batch import NonPageRecord, SkippedRecord
 from llmsys.data_pipeline.readers.page_reader import read_pages
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files
 from tests.helpers.warc_records import compress_members, format_page
@@ -216,3 +219,21 @@ def test_documents_of_a_held_out_archive_are_held_out() -> None:
     batch = pa.record_batch({"id": ["1", "2", "3", "4"], "file": files})
     split = CrawlConfig(inputs=("x",), name="n", folder=Path("f")).split
     assert select_heldout(batch, split, ["x/a.zip"]).tolist() == [True, True, False, False]
+
+
+def test_damage_behind_the_end_of_a_reader_is_found(tmp_path: Path) -> None:
+    """A reader may have all it needs before the end of a member, such as an index before it."""
+    path = write_zip(tmp_path / "a.zip", {"a.txt": bytes(5_000)}, zipfile.ZIP_STORED)
+    content = bytearray(path.read_bytes())
+    content[4_000] ^= 1
+
+    def read_head(stream: InputStream) -> Iterator[NonPageRecord]:
+        assert stream.read_block(0, 10) == bytes(10)
+        yield from ()
+
+    for whole, losses in ((path.read_bytes(), 0), (bytes(content), 1)):
+        path.write_bytes(whole)
+        with InputStream(str(path), max_attempts=1) as source:
+            found = list(zip_archive.read_zip(source, read_head))
+        assert len(found) == losses
+        assert all(isinstance(one, SkippedRecord) and "CRC" in one.reason for one in found)

@@ -1,4 +1,4 @@
-"""Name the programming language and the licence of source files, and drop files by them, by their
+"""Name the programming language and the license of source files, and drop files by them, by their
 lines and by marks of generated files.
 
 The limits are those of StarCoder (Li et al. 2023, section 3.1): lines longer than 1,000 characters,
@@ -30,7 +30,7 @@ from llmsys.data_pipeline.rules.rule import (
     compute_share,
     prepend_test,
 )
-from llmsys.data_pipeline.text.licences import convert_field, find_licence, is_allowed
+from llmsys.data_pipeline.text.licenses import convert_field, find_license, is_allowed
 from llmsys.data_pipeline.text.programming_languages import get_language_table
 from llmsys.errors import ConfigError
 
@@ -42,7 +42,7 @@ class SourceCodeRule:
     """A rule for files of source code.
 
     Args:
-        config: languages, licences and limits.
+        config: languages, licenses and limits.
 
     Raises:
         ConfigError: a language has no such name.
@@ -54,17 +54,17 @@ class SourceCodeRule:
         self._config = config
         self.limits = list_source_code_limits(config)
         self._languages = list_languages(config)
-        self._licences = frozenset(name.lower() for name in config.licences)
+        self._licenses = frozenset(name.lower() for name in config.licenses)
         self._markers = [marker.lower() for marker in config.generated_markers]
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Return the verdicts: generated, language, licence, then the limits."""
+        """Return the verdicts: generated, language, license, then the limits."""
         languages = [_find_language(row, self._config.path_field) for row in batch.rows]
-        licences = [_find_licence(row, self._config.licence_field) for row in batch.rows]
+        licenses = [_find_license(row, self._config.license_field) for row in batch.rows]
         verdicts = apply_thresholds(self.limits, _measure_lines(batch), len(batch))
         # the last one that is prepended is tested first
         tests = (
-            ("licence", list(map(self._find_wrong_licence, licences))),
+            ("license", list(map(self._find_wrong_license, licenses))),
             ("language", list(map(self._find_wrong_language, languages))),
             ("generated", list(map(self._find_marker, batch.texts))),
         )
@@ -75,18 +75,18 @@ class SourceCodeRule:
             matches |= {row: one for row, one in enumerate(found) if one is not None}
         columns = {
             "programming_language": pa.array(languages, pa.large_string()),
-            "licence": pa.array(licences, pa.large_string()),
+            "license": pa.array(licenses, pa.large_string()),
         }
         return replace(verdicts, matches=matches, columns=columns)
 
     def _find_wrong_language(self, language: str) -> str | None:
         return language if self._languages and language not in self._languages else None
 
-    def _find_wrong_licence(self, licence: str) -> str | None:
-        if licence == UNKNOWN:
-            return UNKNOWN if self._config.drop_unknown_licence else None
-        wrong = self._licences and not is_allowed(licence, self._licences)
-        return licence if wrong else None
+    def _find_wrong_license(self, license: str) -> str | None:
+        if license == UNKNOWN:
+            return UNKNOWN if self._config.drop_unknown_license else None
+        wrong = self._licenses and not is_allowed(license, self._licenses)
+        return license if wrong else None
 
     def _find_marker(self, text: str) -> str | None:
         lines = text[:_MARKER_CHARACTERS].lower().split("\n", self._config.marker_lines)
@@ -168,10 +168,10 @@ def _find_language(row: DocumentRow, path_field: str | None) -> str:
     return get_language_table().find_language(path.replace("\\", "/"), row.text)
 
 
-def _find_licence(row: DocumentRow, licence_field: str | None) -> str:
-    found = find_licence(row.text)
-    if found == UNKNOWN and licence_field is not None:
-        return convert_field(_read_field(row.fields, licence_field))
+def _find_license(row: DocumentRow, license_field: str | None) -> str:
+    found = find_license(row.text)
+    if found == UNKNOWN and license_field is not None:
+        return convert_field(_read_field(row.fields, license_field))
     return found
 
 

@@ -13,7 +13,7 @@ from llmsys.config.cleaning import ReadConfig
 from llmsys.config.section import NamedRuleConfig, raise_violation
 from llmsys.errors import Violation
 
-UNKNOWN = "unknown"  # language or licence of a file that does not tell
+UNKNOWN = "unknown"  # language or license of a file that does not tell
 _SPDX_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 _FAMILIES = {
     "agpl": "AGPL-3.0",
@@ -28,9 +28,9 @@ FieldName = Annotated[str, Field(min_length=1)]
 
 
 def _check_spdx_id(name: str) -> str:
-    """Return an identifier of the SPDX list of licences; refuse names of families and others."""
+    """Return an identifier of the SPDX list of licenses; refuse names of families and others."""
     if ids := _FAMILIES.get(name.lower()):
-        raise_violation("", f"{name} names a family of licences. Use {ids}.")
+        raise_violation("", f"{name} names a family of licenses. Use {ids}.")
     if not _SPDX_ID.fullmatch(name):
         raise_violation(
             "",
@@ -41,9 +41,9 @@ def _check_spdx_id(name: str) -> str:
 
 
 class SourceCodeConfig(NamedRuleConfig):
-    """Programming language, licence and limits of source code (The Stack, StarCoder).
+    """Programming language, license and limits of source code (The Stack, StarCoder).
 
-    The columns `source_code.programming_language` and `source_code.licence` of kept documents hold
+    The columns `source_code.programming_language` and `source_code.license` of kept documents hold
     what was found, for `data.sampling` and statistics. Needs the extra `code`.
     """
 
@@ -53,9 +53,9 @@ class SourceCodeConfig(NamedRuleConfig):
         description="Field of the input with the path of the file, such as max_stars_repo_path; "
         "a.b: field b of a. A document without it, and null: the path of the URL.",
     )
-    licence_field: FieldName | None = Field(
+    license_field: FieldName | None = Field(
         None,
-        description="Field of the input with the licence, a text or a list. Used where the file "
+        description="Field of the input with the license, a text or a list. Used where the file "
         "itself states none.",
     )
     languages: tuple[FieldName, ...] = Field(
@@ -63,13 +63,13 @@ class SourceCodeConfig(NamedRuleConfig):
         description="Programming languages to keep, by names or aliases of Pygments, or unknown. "
         "Empty: all.",
     )
-    licences: tuple[Annotated[str, AfterValidator(_check_spdx_id)], ...] = Field(
+    licenses: tuple[Annotated[str, AfterValidator(_check_spdx_id)], ...] = Field(
         (),
         description="Licences to keep, by identifiers of SPDX. GPL-2.0 stands for GPL-2.0-only and "
-        "GPL-2.0-or-later. Empty: all. Unknown licences: see drop_unknown_licence.",
+        "GPL-2.0-or-later. Empty: all. Unknown licenses: see drop_unknown_license.",
     )
-    drop_unknown_licence: bool = Field(
-        False, description="Drop documents whose licence was not found."
+    drop_unknown_license: bool = Field(
+        False, description="Drop documents whose license was not found."
     )
     max_line_length: int = Field(1_000, ge=0, description="Maximum characters of a line.")
     max_mean_line_length: float = Field(100.0, ge=0, description="Maximum mean characters a line.")
@@ -111,7 +111,7 @@ def find_field_violations(
     for number, rule in enumerate(rules):
         if not isinstance(rule, SourceCodeConfig):
             continue
-        for name in ("path_field", "licence_field"):
+        for name in ("path_field", "license_field"):
             field = getattr(rule, name)
             if field in own:
                 yield Violation(

@@ -221,8 +221,11 @@ def test_documents_of_a_held_out_archive_are_held_out() -> None:
     assert select_heldout(batch, split, ["x/a.zip"]).tolist() == [True, True, False, False]
 
 
-def test_damage_behind_the_end_of_a_reader_is_found(tmp_path: Path) -> None:
+def test_damage_behind_the_end_of_a_reader_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reader may have all it needs before the end of a member, such as an index before it."""
+    monkeypatch.setattr(zip_archive, "_STEP", 100)
     path = write_zip(tmp_path / "a.zip", {"a.txt": bytes(5_000)}, zipfile.ZIP_STORED)
     content = bytearray(path.read_bytes())
     content[4_000] ^= 1

@@ -95,7 +95,7 @@ _BSD_NAMED = re.compile(
     r"(?P<two>simplified bsd|2 ?clause bsd|bsd ?2 ?clause|two clause bsd|freebsd licen[cs]e)"
 )
 _ENDORSE = re.compile(r"endorse or promote|neither the names?|names? of .{0,60}may not be used")
-# Words for a choice between the licences that a file names.
+# Words for a choice between the licenses that a file names.
 _CHOICES = (
     "dual", "alternatively", "terms of either", "choice of one", "one of two licen",
     "your choice", "either the mit", "either the bsd", "either the apache",
@@ -107,7 +107,7 @@ _EXCEPTIONS = (
     ("LLVM-exception", re.compile(r"with llvm exceptions?")),
 )
 
-# Names that datasets and package indexes use for licences, in lower case.
+# Names that datasets and package indexes use for licenses, in lower case.
 _FIELD_NAMES = {
     "apache license 2.0": "Apache-2.0",
     "apache software license": "Apache-2.0",
@@ -130,8 +130,8 @@ _SPELLINGS = {name.lower(): name for name in re.findall(
 _GNU_ID = re.compile(r"((?:A|L)?GPL-\d\.\d)(\+?)", re.IGNORECASE)
 
 
-def find_licence(text: str) -> str:
-    """Return the licence that a source file states.
+def find_license(text: str) -> str:
+    """Return the license that a source file states.
 
     Args:
         text: Its text.
@@ -202,7 +202,7 @@ def _find_bsd(words: str) -> list[str]:
 
 
 def _find_gnu(words: str, others: Sequence[str]) -> list[str]:
-    """Return the GNU licences that are named with a grant, unless another entry has them."""
+    """Return the GNU licenses that are named with a grant, unless another entry has them."""
     is_named = "gpl" in words or "general public" in words
     if not is_named or any("GPL" in name for name in others):
         return []
@@ -225,7 +225,7 @@ def _find_gnu(words: str, others: Sequence[str]) -> list[str]:
 
 
 def _find_gnu_version(words: str, name: re.Match[str], before: str) -> tuple[str | None, bool]:
-    """Return the version next to the name of a licence, and whether later ones may be chosen."""
+    """Return the version next to the name of a license, and whether later ones may be chosen."""
     if earlier := _VERSION_BEFORE.search(before[-60:]):
         return earlier["number"], bool(earlier["later"])
     version = _VERSION.match(words, name.end())
@@ -251,14 +251,14 @@ def _spell_id(name: str) -> str:
 
 
 def convert_field(value: object) -> str:
-    """Return the licence of a field of the input.
+    """Return the license of a field of the input.
 
     Args:
         value: An identifier or name, a list of them, or None.
 
     Returns:
         An identifier or expression of SPDX; those of a list are joined by AND, because all of
-        them were found. `unknown` for a name of no licence.
+        them were found. `unknown` for a name of no license.
     """
     names = value if isinstance(value, list | tuple) else [value]
     found = sorted({_convert_name(str(name or "").strip()) for name in names} - {UNKNOWN})
@@ -278,20 +278,20 @@ def _convert_name(name: str) -> str:
     return _find_wordings(_BETWEEN_WORDS.sub(" ", f"license: {name.lower()} license"))
 
 
-def is_allowed(licence: str, allowed: frozenset[str]) -> bool:
-    """Return whether a licence may be kept.
+def is_allowed(license: str, allowed: frozenset[str]) -> bool:
+    """Return whether a license may be kept.
 
     Args:
-        licence: What `find_licence` or `convert_field` returned, but not `unknown`.
+        license: What `find_license` or `convert_field` returned, but not `unknown`.
         allowed: Identifiers in lower case. `gpl-2.0` stands for `-only` and `-or-later`.
 
     Returns:
         True if every identifier is allowed; for choices (OR) without AND, if one is.
     """
-    parts = re.split(r"\s+(?:AND|OR)\s+", licence)
+    parts = re.split(r"\s+(?:AND|OR)\s+", license)
     ids = [part.strip("() ").split(" WITH ")[0].lower() for part in parts]
     fits = [
         one in allowed or one.removesuffix("-only").removesuffix("-or-later") in allowed
         for one in ids
     ]
-    return all(fits) if " AND " in licence else any(fits)
+    return all(fits) if " AND " in license else any(fits)

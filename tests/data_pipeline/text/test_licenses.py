@@ -1,8 +1,8 @@
-"""Laws of licences: tags of SPDX, wording of headers, short statements, fields of the input."""
+"""Laws of licenses: tags of SPDX, wording of headers, short statements, fields of the input."""
 
 import pytest
 
-from llmsys.data_pipeline.text.licences import convert_field, find_licence, is_allowed
+from llmsys.data_pipeline.text.licenses import convert_field, find_license, is_allowed
 
 BSD = """Redistribution and use in source and binary forms, with or without
 modification, are permitted provided that the following conditions are met:
@@ -28,7 +28,7 @@ def comment(text: str, mark: str) -> str:
 
 @pytest.mark.parametrize("mark", ["#", " *", "//", "--", ";;", "%", ""])
 @pytest.mark.parametrize(
-    ("text", "licence"),
+    ("text", "license"),
     [
         (MIT, "MIT"),
         ("Licensed under the Apache License, Version 2.0 (the\n\"License\");", "Apache-2.0"),
@@ -51,22 +51,23 @@ def comment(text: str, mark: str) -> str:
         ("under the terms of the GNU General Public License.", "GPL-1.0-or-later"),
         ("Dual licensed under the MIT or GPL Version 2 licenses.", "MIT OR GPL-2.0-only"),
         ("This is free and unencumbered software released into the\npublic domain.", "Unlicense"),
-        ("http://creativecommons.org/publicdomain/zero/1.0/ is its licence", "CC0-1.0"),
+        ("http://creativecommons.org/publicdomain/zero/1.0/ is its license", "CC0-1.0"),
         ("you can redistribute it under the same terms as Perl itself",
          "Artistic-1.0-Perl OR GPL-1.0-or-later"),
         ("This file is released under the MIT license.", "MIT"),
+        ("Released under the terms of the MIT Licence.", "MIT"),
         ("License: BSD 3-Clause", "BSD-3-Clause"),
         ("Use is governed by a BSD-style license in the file LICENSE.", "unknown"),
         ("All rights reserved. Permission is granted to nobody.", "unknown"),
         ("Permits the limit of GPL compatible emitters.", "unknown"),
     ],
 )  # fmt: skip
-def test_the_wording_of_a_header_in_any_comment(text: str, licence: str, mark: str) -> None:
-    assert find_licence(comment(text, mark)) == licence
+def test_the_wording_of_a_header_in_any_comment(text: str, license: str, mark: str) -> None:
+    assert find_license(comment(text, mark)) == license
 
 
 @pytest.mark.parametrize(
-    ("tag", "licence"),
+    ("tag", "license"),
     [
         ("# SPDX-License-Identifier: MIT", "MIT"),
         ("/* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */",
@@ -78,18 +79,18 @@ def test_the_wording_of_a_header_in_any_comment(text: str, licence: str, mark: s
         ("tag = 'SPDX-License-Identifier: MIT'", "unknown"),
     ],
 )  # fmt: skip
-def test_a_tag_decides(tag: str, licence: str) -> None:
-    wording = "" if licence == "unknown" else comment(GNU.format("", 2), "#")
-    assert find_licence(f"#!/bin/sh\n{tag}\n{wording}") == licence
+def test_a_tag_decides(tag: str, license: str) -> None:
+    wording = "" if license == "unknown" else comment(GNU.format("", 2), "#")
+    assert find_license(f"#!/bin/sh\n{tag}\n{wording}") == license
 
 
 def test_a_statement_at_the_end_of_a_long_file_is_found() -> None:
-    assert find_licence("x = 1\n" * 5_000 + comment(MIT, "#")) == "MIT"
-    assert find_licence("x = 1\n" * 5_000 + comment(MIT, "#") + "x = 1\n" * 5_000) == "unknown"
+    assert find_license("x = 1\n" * 5_000 + comment(MIT, "#")) == "MIT"
+    assert find_license("x = 1\n" * 5_000 + comment(MIT, "#") + "x = 1\n" * 5_000) == "unknown"
 
 
 @pytest.mark.parametrize(
-    ("value", "licence"),
+    ("value", "license"),
     [
         ("mit", "MIT"),
         ("Apache License 2.0", "Apache-2.0"),
@@ -103,12 +104,12 @@ def test_a_statement_at_the_end_of_a_long_file_is_found() -> None:
         (None, "unknown"),
     ],
 )
-def test_a_field_of_the_input(value: object, licence: str) -> None:
-    assert convert_field(value) == licence
+def test_a_field_of_the_input(value: object, license: str) -> None:
+    assert convert_field(value) == license
 
 
 @pytest.mark.parametrize(
-    ("licence", "allowed", "fits"),
+    ("license", "allowed", "fits"),
     [
         ("MIT", "mit", True),
         ("MIT OR GPL-2.0-only", "mit", True),
@@ -119,5 +120,5 @@ def test_a_field_of_the_input(value: object, licence: str) -> None:
         ("GPL-2.0-only WITH Linux-syscall-note", "gpl-2.0", True),
     ],
 )
-def test_a_choice_needs_one_licence_and_a_sum_all(licence: str, allowed: str, fits: bool) -> None:
-    assert is_allowed(licence, frozenset(allowed.split())) == fits
+def test_a_choice_needs_one_license_and_a_sum_all(license: str, allowed: str, fits: bool) -> None:
+    assert is_allowed(license, frozenset(allowed.split())) == fits

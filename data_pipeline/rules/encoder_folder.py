@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from llmsys.config.custom_rules import EncoderClassifierConfig
 from llmsys.config.deduplication import EncoderEmbeddingsConfig
+from llmsys.config.encoder_model import EncoderModelConfig
 from llmsys.data_pipeline.rules.rule import ThresholdTest
 from llmsys.errors import DataError
 
@@ -111,9 +112,7 @@ def require_embedding_folder(config: EncoderEmbeddingsConfig, key: str) -> None:
     )
 
 
-def _require_files(
-    config: EncoderClassifierConfig | EncoderEmbeddingsConfig, values: dict[str, Any], key: str
-) -> None:
+def _require_files(config: EncoderModelConfig, values: dict[str, Any], key: str) -> None:
     """Raise DataError for a folder without weights or tokenizer, or with fewer positions than
     `max_tokens`.
     """

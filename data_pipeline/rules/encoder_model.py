@@ -23,6 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from llmsys.config.custom_rules import EncoderClassifierConfig
 from llmsys.config.deduplication import EncoderEmbeddingsConfig
+from llmsys.config.encoder_model import EncoderModelConfig
 from llmsys.data_pipeline.rules.encoder_folder import Activation, EncoderFolder
 from llmsys.errors import DataError
 
@@ -32,9 +33,7 @@ _STEP = 64  # tokens by which the lengths of batches differ
 class _Encoder(ABC):
     """A loaded model with its tokenizer. Keep one per process."""
 
-    def __init__(
-        self, config: EncoderClassifierConfig | EncoderEmbeddingsConfig, kind: Any, results: str
-    ) -> None:
+    def __init__(self, config: EncoderModelConfig, kind: Any, results: str) -> None:
         """Load the model by a class of transformers, whose `results` messages name."""
         self._config = config
         self._device = _choose_device(config)
@@ -186,7 +185,7 @@ def compute_activations(
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True), np.float32)
 
 
-def _choose_device(config: EncoderClassifierConfig | EncoderEmbeddingsConfig) -> torch.device:
+def _choose_device(config: EncoderModelConfig) -> torch.device:
     count = torch.cuda.device_count()
     if config.device == "cuda" and not count:
         raise DataError(
@@ -198,7 +197,7 @@ def _choose_device(config: EncoderClassifierConfig | EncoderEmbeddingsConfig) ->
     return torch.device("cuda", os.getpid() % count)  # workers share the GPUs of a machine
 
 
-def _describe_use(config: EncoderClassifierConfig | EncoderEmbeddingsConfig) -> str:
+def _describe_use(config: EncoderModelConfig) -> str:
     if isinstance(config, EncoderClassifierConfig):
         return f"the rule {config.title}"
     return "data.deduplicate.semantic.embeddings"

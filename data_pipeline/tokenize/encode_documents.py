@@ -285,7 +285,7 @@ def encode_file(
         # where the tokenizer is a given one and documents changed
         from llmsys.data_pipeline.tokenize.known_tokens import read_known_tokens
 
-        known = read_known_tokens(earlier)
+        known = read_known_tokens(earlier, DIGEST_FIELD.name)
     with ArrowFileWriter(output, schema) as writer:
         for batch in read_batches(source):
             digests = hash_text_column(batch.column("text"))

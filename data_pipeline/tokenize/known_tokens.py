@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from llmsys.data_pipeline.text.ragged_arrays import Integers
-from llmsys.data_pipeline.tokenize.encode_documents import DIGEST_FIELD
 from llmsys.data_pipeline.tokenize.token_cache import RaggedTokens
 from llmsys.storage.arrow_file import read_batches
 
@@ -26,20 +25,16 @@ _HALVES = np.dtype([("first", ">u8"), ("second", ">u8")])
 class KnownTokens:
     """Ids by the digest of a text."""
 
-    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
+    def __init__(self, tokens: Sequence[pa.ListArray], digests: Sequence[pa.Array]) -> None:
         """Index the digests.
 
         Args:
-            batches: Rows with `tokens`, which end with the end-of-sequence id, and digests.
+            tokens: Rows of ids by batch; each ends with the end-of-sequence id.
+            digests: The 16-byte digest of the text of each row, by batch.
         """
-        self._tokens = [batch.column("tokens") for batch in batches]
+        self._tokens = tokens
         self._starts = np.cumsum([0, *map(len, self._tokens)])
-        halves = np.concatenate(
-            [
-                np.zeros(0, _HALVES),
-                *(_split_digests(batch.column(DIGEST_FIELD.name)) for batch in batches),
-            ]
-        )
+        halves = np.concatenate([np.zeros(0, _HALVES), *map(_split_digests, digests)])
         self._rows = np.argsort(halves["first"], kind="stable")
         self._first = halves["first"][self._rows].astype(np.uint64)
         self._second = halves["second"][self._rows].astype(np.uint64)
@@ -107,11 +102,12 @@ def _strip_ends(tokens: pa.ListArray) -> RaggedTokens:
     return RaggedTokens(values[is_text], lengths - 1)
 
 
-def read_known_tokens(path: Path) -> KnownTokens:
+def read_known_tokens(path: Path, digest: str) -> KnownTokens:
     """Map an encoded file and index its digests.
 
     Args:
         path: Encoded file of an earlier config.
+        digest: Name of the column of digests.
 
     Returns:
         The ids.
@@ -119,6 +115,7 @@ def read_known_tokens(path: Path) -> KnownTokens:
     Raises:
         DataError: The file is damaged.
     """
+    batches = list(read_batches(path))
     return KnownTokens(
-        [batch.select(["tokens", DIGEST_FIELD.name]) for batch in read_batches(path)]
+        [batch.column("tokens") for batch in batches], [batch.column(digest) for batch in batches]
     )

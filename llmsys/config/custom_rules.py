@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from llmsys.config.encoder_model import EncoderModelConfig
 from llmsys.config.python_code import PythonCode
 from llmsys.config.section import (
     LocalPath,
@@ -125,16 +126,13 @@ class LinearClassifierConfig(_ClassifierConfig):
     kind: Literal["linear_classifier"] = "linear_classifier"
 
 
-class EncoderClassifierConfig(NamedRuleConfig):
+class EncoderClassifierConfig(EncoderModelConfig, NamedRuleConfig):
     """A sequence classification model of Hugging Face: a folder with config.json, weights and
     tokenizer, such as `FineWeb-Edu` scores are made with. Without limits it drops nothing: its
     score is a column, as of an annotator.
     """
 
     kind: Literal["encoder_classifier"] = "encoder_classifier"
-    model: LocalPath = Field(
-        description="Folder of the model; relative paths start in the working directory."
-    )
     label: str = Field(
         "", description="Label to score, as named in the model. Empty: the only one."
     )
@@ -144,40 +142,6 @@ class EncoderClassifierConfig(NamedRuleConfig):
     max_score: float | None = Field(
         None, description="Maximum score; documents above are dropped. null: none is."
     )
-    max_tokens: int = Field(
-        512, ge=2, description="Tokens of a text that are read, from its start, with special ones."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model runs; auto: on a GPU where the process sees one."
-    )
-    batch_size: int = Field(
-        32, ge=1, description="Texts at a time on a GPU. On a CPU each text is scored alone."
-    )
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Files of the model, as far as they decide its scores; config.json if it is missing."""
-        return list_model_files(self.model)
-
-
-_MODEL_FILES = frozenset({".json", ".safetensors", ".bin", ".model", ".txt"})
-
-
-def list_model_files(folder: Path) -> tuple[Path, ...]:
-    """List the files of a model of Hugging Face that decide what it computes.
-
-    Args:
-        folder: Folder of the model.
-
-    Returns:
-        Its files, sorted; `config.json` alone if there is none.
-    """
-    found = sorted(
-        path
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if path.is_file() and (path.suffix in _MODEL_FILES or path.name == "merges.txt")
-    )
-    return tuple(found) or (folder / "config.json",)
 
 
 Bucket = Literal["head", "middle", "tail"]

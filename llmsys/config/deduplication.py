@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.custom_rules import list_model_files
+from llmsys.config.encoder_model import EncoderModelConfig
 from llmsys.config.section import LocalPath, Section
 
 
@@ -124,16 +124,13 @@ class MinHashDedupConfig(Section):
     seed: int = Field(1, ge=0, le=(1 << 32) - 1, description="Seed of the hash permutations.")
 
 
-class EncoderEmbeddingsConfig(Section):
+class EncoderEmbeddingsConfig(EncoderModelConfig):
     """Embeddings by an encoder of Hugging Face: a folder with config.json, weights and tokenizer,
     such as those of sentence-transformers. They are stored, so that another threshold embeds
     nothing again.
     """
 
     kind: Literal["encoder"] = "encoder"
-    model: LocalPath = Field(
-        description="Folder of the model; relative paths start in the working directory."
-    )
     pooling: Literal["mean", "cls"] = Field(
         "mean",
         description="Embedding of a text. mean: the mean of its last hidden states. cls: the first "
@@ -142,20 +139,6 @@ class EncoderEmbeddingsConfig(Section):
     prefix: str = Field(
         "", description="Put before each text, as some models need it; `query: ` for E5."
     )
-    max_tokens: int = Field(
-        512, ge=2, description="Tokens of a text that are read, from its start, with special ones."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model runs; auto: on a GPU where the process sees one."
-    )
-    batch_size: int = Field(
-        32, ge=1, description="Texts at a time on a GPU. On a CPU each text is embedded alone."
-    )
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Files of the model, as far as they decide its embeddings."""
-        return list_model_files(self.model)
 
 
 class ColumnEmbeddingsConfig(Section):

@@ -409,7 +409,9 @@ def test_another_tokenizer_takes_over_no_ids(
     asked: list[Path] = []
     read = known_tokens.read_known_tokens
     monkeypatch.setattr(
-        known_tokens, "read_known_tokens", lambda path: (asked.append(path), read(path))[1]
+        known_tokens,
+        "read_known_tokens",
+        lambda path, digest: (asked.append(path), read(path, digest))[1],
     )
     prepare(tmp_path / "data", crawl)
     changed = prepare(tmp_path / "data", crawl, change_rules(START, {"3.min_words": 80}))

@@ -60,7 +60,8 @@ def test_only_new_texts_are_encoded_and_all_are_in_order(
 ) -> None:
     starts = np.cumsum([0, *sizes]).tolist()
     parts = [BEFORE[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-    known = read_known_tokens(write_encoded(tmp_path / "encoded.arrow", parts))
+    path = write_encoded(tmp_path / "encoded.arrow", parts)
+    known = read_known_tokens(path, DIGEST_FIELD.name)
     asked: list[str] = []
 
     def encode_rows(rows: Integers) -> RaggedTokens:
@@ -75,13 +76,14 @@ def test_only_new_texts_are_encoded_and_all_are_in_order(
 
 
 def test_of_a_file_without_documents_nothing_is_known(tmp_path: Path) -> None:
-    known = read_known_tokens(write_encoded(tmp_path / "encoded.arrow", []))
+    known = read_known_tokens(write_encoded(tmp_path / "encoded.arrow", []), DIGEST_FIELD.name)
     found = known.encode_others(hash_texts(BEFORE), lambda rows: encode(BEFORE))
     assert found.values.tolist() == encode(BEFORE).values.tolist()
 
 
 def test_texts_whose_digests_agree_in_one_half_are_others(tmp_path: Path) -> None:
-    known = read_known_tokens(write_encoded(tmp_path / "encoded.arrow", [BEFORE]))
+    path = write_encoded(tmp_path / "encoded.arrow", [BEFORE])
+    known = read_known_tokens(path, DIGEST_FIELD.name)
     digest = hash_texts(["the first"])[0]
     twins = [digest[:8] + bytes(8), bytes(8) + digest[8:], digest]
     asked: list[int] = []

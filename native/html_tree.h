@@ -50,6 +50,7 @@ struct Tree {
   string texts;
   std::vector<OrderedList> lists;
   std::vector<ItemNumber> numbers;
+  bool is_discussion = false;  // the page says that it is a thread of a forum
 
   void clear() {
     elements.clear();

@@ -51,6 +51,16 @@ class MainContent {
     drop_link_boxes(root);
     drop_phrases();
     select_kept_runs();
+    int64_t in_paragraphs = 0;
+    for (const int32_t run : kept)
+      if (tree.runs[run].length >= kParagraph) in_paragraphs += tree.runs[run].length;
+    const int32_t part = find_main_part();
+    const double least = 0.3 * static_cast<double>(count_in(characters_, part));
+    if (static_cast<double>(in_paragraphs) >= least) return;
+    kept.clear();
+    const Element& found = element(part);
+    for (int32_t run = found.first; run < found.last; run++)
+      if (!out_[run]) kept.push_back(run);
   }
 
  private:
@@ -110,6 +120,9 @@ class MainContent {
     out_.assign(runs, 0);
     const int64_t total = all_[runs];
     const double most = std::max(static_cast<double>(all_paragraphs_[runs]) * 0.5, 400.0);
+    // What readers say is the content of a discussion.
+    const int named_flags = FLAG_SIDE | (tree.is_discussion ? 0 : FLAG_COMMENT);
+    const int side_flags = FLAG_HIDDEN | FLAG_GUTTER | named_flags;
     int32_t done = 0;
     int32_t header_done = 0;
     flows_.clear();
@@ -127,17 +140,19 @@ class MainContent {
       }
       const int flags = get_flags(number);
       const bool is_side_tag = has(TAGS_SIDE, found.tag);
-      const bool is_side = flags & (FLAG_HIDDEN | FLAG_GUTTER | FLAG_SIDE);
+      const bool is_side = flags & side_flags;
       if (!(is_side || is_side_tag) || has(TAGS_NEVER, found.tag)) continue;
       const int64_t in_paragraphs = all_paragraphs_[end] - all_paragraphs_[start];
-      if (!is_side_tag && static_cast<double>(in_paragraphs) > most) continue;
+      const bool may_be_most = !is_side_tag || found.tag == TAG_form;
+      if (may_be_most && static_cast<double>(in_paragraphs) > most) continue;
       const double size = static_cast<double>(all_[end] - all_[start]);
       const bool is_box = (flags & FLAG_BOX) && !(flags & FLAG_HIDDEN) && !is_side_tag;
       if (is_box && static_cast<double>(in_paragraphs) >= size * 0.5 && is_flow(found.parent))
         continue;
       if (!(size <= static_cast<double>(total) * 0.4)) continue;
       const bool is_large = size > static_cast<double>(total) * 0.15;
-      if (!is_boilerplate(found.tag, flags, is_large, trust_names)) continue;
+      const bool is_named = flags & named_flags;
+      if (!is_boilerplate(found.tag, flags, is_named, is_large, trust_names)) continue;
       std::fill(out_.begin() + start, out_.begin() + end, 1);
       done = end;
     }
@@ -159,11 +174,11 @@ class MainContent {
     return flows_[number];
   }
 
-  static bool is_boilerplate(int tag, int flags, bool is_large, bool trust_names) {
+  static bool is_boilerplate(int tag, int flags, bool is_named, bool is_large, bool trust_names) {
     if (flags & (FLAG_HIDDEN | FLAG_GUTTER)) return true;
     if (!trust_names) return tag == TAG_footer || tag == TAG_menu;
     if (has(TAGS_SIDE, tag)) return true;
-    return (flags & FLAG_SIDE) && !(flags & FLAG_BODY) && !((flags & FLAG_MAIN) && is_large);
+    return is_named && !(flags & FLAG_BODY) && !((flags & FLAG_MAIN) && is_large);
   }
 
   // --- the root ---
@@ -204,7 +219,15 @@ class MainContent {
   int32_t find_root() {
     const auto heaviest = std::max_element(weights_.begin(), weights_.end());
     const int32_t root = static_cast<int32_t>(heaviest - weights_.begin());
+    if (tree.is_discussion) return find_thread(root);
     return find_named_post(is_body(root) ? find_twin_ancestor(root) : grow_root(root));
+  }
+
+  int32_t find_thread(int32_t root) const {
+    const double least = static_cast<double>(count_in(paragraphs_, 0)) * 0.8;
+    while (root > 0 && static_cast<double>(count_in(paragraphs_, root)) < least)
+      root = element(root).parent;
+    return root;
   }
 
   int32_t grow_root(int32_t root) const {
@@ -304,6 +327,16 @@ class MainContent {
       done = found.last;
       std::fill(keep_.begin() + found.first, keep_.begin() + done, 0);
     }
+  }
+
+  int32_t find_main_part() const {
+    const double least = static_cast<double>(count_in(characters_, 0)) * 0.2;
+    for (int32_t number = 0; number < count_elements(); number++) {
+      const Element& found = element(number);
+      const bool is_marked = found.tag == TAG_main || contains(found.attributes, " role=\"main\"");
+      if (is_marked && static_cast<double>(count_in(characters_, number)) > least) return number;
+    }
+    return 0;
   }
 
   void drop_phrases() {

@@ -77,8 +77,8 @@ class PageTreeReader {
     kinds_.fill(kUnknown);
   }
 
-  // Return false for a page that is left to Python: raw text, formulas, foreign blocks, or no
-  // memory.
+  // Return false for a page that is left to Python: raw text, formulas, foreign blocks, much text
+  // for readers without scripts, or no memory.
   bool read(string_view html, Tree& tree) {
     if (may_hold_raw_text(html)) return false;
     LexborNode* body = parser_.parse(html.data(), html.size());
@@ -86,10 +86,12 @@ class PageTreeReader {
     arena_.clear();
     text_.clear();
     is_left_ = false;
+    unscripted_ = 0;
     TreeBuilder builder(tree);
     if (body) walk(body, builder);
     builder.finish();
-    return !is_left_;
+    tree.is_discussion = contains(html, DISCUSSION_TYPE);
+    return !is_left_ && !is_for_readers_without_scripts(tree);
   }
 
  private:
@@ -101,6 +103,7 @@ class PageTreeReader {
   static constexpr int16_t kSuperscript = 104, kSubscript = 105;
   // They may be formulas, which are left to Python. Others of the last two are removed.
   static constexpr int16_t kMath = 106, kScript = 107, kImage = 108;
+  static constexpr int16_t kUnscripted = 109;  // removed, and its text is counted
 
   static bool is_block(int kind) { return kind >= 0 && kind < kLink; }
 
@@ -144,6 +147,7 @@ class PageTreeReader {
     static const NameTable kRemovedNames(REMOVED_NAMES);
     if (name == "script") return kScript;
     if (name == "img") return kImage;
+    if (name == "noscript") return kUnscripted;
     if (kRemovedNames.find(name, 0)) return kRemoved;
     const string_view known = name.substr(0, measure_name(name));
     if (known == "a") return kLink;
@@ -207,7 +211,32 @@ class PageTreeReader {
   }
 
   static bool is_removed(int kind) {
-    return kind == kRemoved || kind == kScript || kind == kImage;
+    return kind == kRemoved || kind == kScript || kind == kImage || kind == kUnscripted;
+  }
+
+  // Count the bytes of text in an element: at least as many as Python counts characters.
+  static int64_t count_text_bytes(const LexborNode* root) {
+    int64_t bytes = 0;
+    for (const LexborNode* node = root; node;) {
+      if (node->type == kTextType) bytes += static_cast<int64_t>(
+          reinterpret_cast<const LexborText*>(node)->data.length);
+      if (node->first_child) {
+        node = node->first_child;
+        continue;
+      }
+      while (node != root && !node->next) node = node->parent;
+      if (node == root) break;
+      node = node->next;
+    }
+    return bytes;
+  }
+
+  // Whether Python may find more text for readers without scripts than else.
+  bool is_for_readers_without_scripts(const Tree& tree) const {
+    if (unscripted_ < LEAST_UNSCRIPTED) return false;
+    int64_t characters = 0;
+    for (const Run& run : tree.runs) characters += run.length;
+    return unscripted_ > characters;
   }
 
   // Return the value of an attribute, "" without one.
@@ -252,6 +281,7 @@ class PageTreeReader {
   bool open_element(LexborNode* node, TreeBuilder& builder) {
     const int16_t kind = get_kind(node);
     if (kind == kMath || is_formula(kind, node)) is_left_ = true;
+    if (kind == kUnscripted || kind == kSkipped) unscripted_ += count_text_bytes(node);
     if (is_removed(kind) || is_left_) return false;
     flush_text(builder);
     if (kind == kSkipped) return false;
@@ -315,6 +345,7 @@ class PageTreeReader {
   string text_, attributes_;
   std::array<int16_t, kNumStaticTags> kinds_;
   std::array<uint8_t, kNumStaticTags> voids_{};
+  int64_t unscripted_ = 0;  // bytes for readers without scripts, at most
   bool is_left_ = false;
 };
 

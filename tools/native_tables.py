@@ -160,11 +160,12 @@ def format_texts(name: str, texts: Iterable[str]) -> str:
 
 
 def format_formulas() -> list[str]:
-    """Format what pages with formulas and superscripts are recognized by."""
+    """Format what pages with formulas, superscripts and discussions are recognized by."""
     limits = {
         "SUPERSCRIPT_WINDOW": superscripts._WINDOW,
         "LONGEST_SUPERSCRIPT": superscripts._LONGEST_SUPERSCRIPT,
         "LONGEST_SUBSCRIPT": superscripts._LONGEST_SUBSCRIPT,
+        "LEAST_UNSCRIPTED": html_tree._LEAST_UNSCRIPTED,
     }
     return [
         f"constexpr const char* FORMULA_SCRIPT_TYPE = {format_text(formulas.SCRIPT_TYPE)};",
@@ -172,6 +173,7 @@ def format_formulas() -> list[str]:
         format_texts("FORMULA_CLASS_BEGINNINGS", formulas.IMAGE_CLASS_BEGINNINGS),
         format_texts("FORMULA_SOURCES", formulas.IMAGE_SOURCES),
         *(f"constexpr int64_t {name} = {limit};" for name, limit in limits.items()),
+        f"constexpr const char* DISCUSSION_TYPE = {format_text(html_tree._DISCUSSION_TYPE.decode())};",
         format_texts("LONG_BASES", sorted(superscripts._LONG_BASES)),
         f"constexpr const char* ABBREVIATING = {format_text(superscripts._ABBREVIATING)};",
     ]
@@ -179,7 +181,7 @@ def format_formulas() -> list[str]:
 
 def format_flags() -> list[str]:
     """Format the words of attributes and their flags."""
-    names = ("SIDE", "MAIN", "BODY", "HIDDEN", "TEASER", "GUTTER", "BOX")
+    names = ("SIDE", "MAIN", "BODY", "HIDDEN", "TEASER", "GUTTER", "BOX", "COMMENT")
     flags = ", ".join(f"FLAG_{name} = {getattr(boilerplate, name)}" for name in names)
     return [f"enum Flag {{{flags}}};", format_names("NAME_FLAGS", boilerplate._FLAGS)]
 

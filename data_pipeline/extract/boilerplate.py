@@ -28,11 +28,12 @@ HIDDEN = 8  # not shown to readers
 TEASER = 16  # summarizes the content in a sentence
 GUTTER = 32  # line numbers of code, and link marks of headings
 BOX = 64  # a column of the page, or a box in its text
+COMMENT = 128  # what readers say: content of a discussion, boilerplate elsewhere
 
 _SIDE = [
     "ad", "ads", "adv", "advert", "advertisement", "advertising", "adsense", "banner", "breadcrumb",
     "breadcrumbs",
-    "byline", "author", "authors", "bio", "comment", "comments", "community", "cookie", "cookies",
+    "byline", "author", "authors", "bio", "community", "cookie", "cookies",
     "consent", "gdpr",
     "credit", "credits", "disqus", "disclaimer", "footer", "foot", "infinite", "login", "masthead",
     "menu", "meta",
@@ -49,7 +50,7 @@ _SIDE = [
     "trending", "widget", "teaser", "teasers", "utility", "skip", "also", "dateline", "pubdate",
     "date", "caption",
     "latest", "recent", "similar", "userinfo", "posthead",
-    "postfoot",
+    "postfoot", "postprofile", "signature", "signatures", "dialog", "onetrust",
 ]  # fmt: skip
 _MAIN = [
     "article", "body", "content", "entry", "main", "page", "post", "story", "text", "blog",
@@ -74,6 +75,7 @@ _FLAGS = (
     | dict.fromkeys(_TEASER, TEASER)
     | dict.fromkeys(_GUTTER, GUTTER)
     | {"sidebar": SIDE | BOX}
+    | dict.fromkeys(["comment", "comments"], COMMENT)
 )
 _BODY = re.compile(
     r"\b(?:article|entry|post|story|news|page) ?(?:body|content|text|copy)\b|"
@@ -166,8 +168,9 @@ def mark_boilerplate_runs(tree: HtmlTree, lengths: list[int], paragraphs: list[i
         True for each run of boilerplate.
     """
     total = sum(lengths)
+    side = _SIDE_FLAGS if tree.is_discussion else _SIDE_FLAGS | COMMENT
     for trust_names in (True, False):
-        out = _mark_runs(tree, lengths, paragraphs, total, trust_names)
+        out = _mark_runs(tree, lengths, paragraphs, total, trust_names, side)
         if sum(length for length, gone in zip(lengths, out, strict=True) if not gone) >= min(
             _ENOUGH, total
         ):
@@ -176,7 +179,12 @@ def mark_boilerplate_runs(tree: HtmlTree, lengths: list[int], paragraphs: list[i
 
 
 def _mark_runs(
-    tree: HtmlTree, lengths: list[int], paragraphs: list[int], total: int, trust_names: bool
+    tree: HtmlTree,
+    lengths: list[int],
+    paragraphs: list[int],
+    total: int,
+    trust_names: bool,
+    side: int,
 ) -> list[bool]:
     """Mark the runs in one pass over the elements; elements inside boilerplate are skipped."""
     out = [False] * len(lengths)
@@ -195,10 +203,10 @@ def _mark_runs(
                 if lengths[run] < PARAGRAPH or tree.linked[run] * 4 > lengths[run]:
                     out[run] = True
         flags = classify_attributes(attributes) if attributes else NOTHING
-        if not (flags & _SIDE_FLAGS or tag in _SIDE_TAGS) or tag in _NEVER:
+        if not (flags & side or tag in _SIDE_TAGS) or tag in _NEVER:
             continue
         in_paragraphs = paragraphs_before[end] - paragraphs_before[start]
-        if tag not in _SIDE_TAGS and in_paragraphs > most:
+        if (tag not in _SIDE_TAGS or tag == "form") and in_paragraphs > most:
             continue
         size = before[end] - before[start]
         is_box = flags & BOX and not flags & HIDDEN and tag not in _SIDE_TAGS
@@ -207,7 +215,7 @@ def _mark_runs(
             if parent in flows:
                 continue
         if size <= total * _LARGEST_SIDE and _is_boilerplate(
-            tag, flags, size > total * _LARGEST_NAMED_MAIN, trust_names
+            tag, flags & side, flags, size > total * _LARGEST_NAMED_MAIN, trust_names
         ):
             out[start:end] = [True] * (end - start)
             done = end
@@ -220,7 +228,7 @@ def _find_flows(tree: HtmlTree, paragraphs: list[int]) -> set[int]:
     return owners | {tree.parent[owner] for owner in owners}
 
 
-def _is_boilerplate(tag: str, flags: int, large: bool, trust_names: bool) -> bool:
+def _is_boilerplate(tag: str, side: int, flags: int, large: bool, trust_names: bool) -> bool:
     """Return whether an element is boilerplate by its tag or flags."""
     if flags & (HIDDEN | GUTTER):
         return True
@@ -228,4 +236,4 @@ def _is_boilerplate(tag: str, flags: int, large: bool, trust_names: bool) -> boo
         return tag in ("footer", "menu")
     if tag in _SIDE_TAGS:
         return True
-    return bool(flags & SIDE) and not flags & BODY and not (flags & MAIN and large)
+    return bool(side) and not flags & BODY and not (flags & MAIN and large)

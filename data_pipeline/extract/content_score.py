@@ -102,6 +102,7 @@ _SENTENCE = 25  # minimum characters of a run with weight
 # divisors of a run's weight for each enclosing element, innermost first
 _SHARES = (1, 2, 6, 9, 12, 15)
 _BODY_WEIGHT = 1.3  # factor for elements with the flag BODY
+_LEAST_OF_THREAD = 0.8  # share of a discussion's paragraphs that its root holds
 _GROWTH = 0.25  # minimum share of added text for the root to grow
 _POST_OF_PAGE = re.compile(r'\sclass="[^"]*\bpostid-(\d+)\b')
 _SHORT_POST = 250  # minimum characters of the post
@@ -173,16 +174,26 @@ def find_root(page: ElementStats, weights: list[float]) -> int:
         weights: Weight of each element.
 
     Returns:
-        The heaviest element, extended while that adds much; or the post in it that the page
-        names.
+        The heaviest element, extended while that adds much, and in a discussion to nearly all
+        paragraphs; or the post in it that the page names.
     """
     heaviest = weights.index(max(weights))
+    if page.tree.is_discussion:
+        return _find_thread(page, heaviest)
     return _find_named_post(
         page,
         _find_twin_ancestor(page, heaviest)
         if page.is_body(heaviest)
         else _grow_root(page, heaviest),
     )
+
+
+def _find_thread(page: ElementStats, root: int) -> int:
+    """Return the nearest element around the root that holds nearly all posts."""
+    least = page.count_paragraph_characters(0) * _LEAST_OF_THREAD
+    while root > 0 and page.count_paragraph_characters(root) < least:
+        root = page.tree.parent[root]
+    return root
 
 
 def _grow_root(page: ElementStats, root: int) -> int:

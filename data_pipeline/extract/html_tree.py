@@ -24,34 +24,44 @@ from llmsys.data_pipeline.extract.superscripts import write_superscript
 # Scripts, pictures, forms and navigation. Each name costs time on every page, so that this lists
 # only frequent elements and those whose text lexbor does not escape; the parser below skips the
 # others that are not read.
-_UNREAD_SELECTOR = (
-    "script,style,noscript,template,iframe,noembed,noframes,svg,nav,select,button,img,input"
-)
+_UNREAD_SELECTOR = "script,style,template,iframe,noembed,noframes,svg,nav,select,button,img,input"
 # Text that lexbor does not escape, and comments that may hold such tags.
 _RAW = re.compile("<!--.*?-->|<xmp[^>]*>(.*?)</xmp>|<plaintext[^>]*>(.*)</plaintext>", re.DOTALL)
+# minimum characters that a page has for readers without scripts; fewer ask to allow scripts
+_LEAST_UNSCRIPTED = 250
+# The type that schema.org has for posts of forums, in microdata or JSON-LD. QAPage is not read:
+# comments on answers are asides, and answers are seldom named as comments.
+_DISCUSSION_TYPE = b"DiscussionForumPosting"
 
 
-def normalize_html(html: bytes) -> str:
+def normalize_html(html: bytes, with_scripts: bool) -> tuple[str, int]:
     """Parse a page and serialize its body in a regular form, which one pass reads.
 
     Args:
         html: The page; the caller has checked the limits of `extract.page_limits`.
+        with_scripts: Leave out what is for readers without scripts.
 
     Returns:
-        The body as lexbor writes it.
+        The body as lexbor writes it, and the characters that were left out as for readers without
+        scripts.
     """
     page = LexborHTMLParser(html)
     body = page.body or page.root
     if body is None:
-        return ""
+        return "", 0
     if may_hold_formulas(html):
         replace_formulas(page, body)
     for element in reversed(body.css(_UNREAD_SELECTOR)):  # inner elements first
         element.decompose(recursive=False)
+    unscripted = 0
+    if with_scripts and b"noscript" in html.lower():
+        for element in reversed(body.css("noscript")):
+            unscripted += len("".join(element.text().split()))
+            element.decompose(recursive=False)
     written = body.html or ""
     if "<xmp" in written or "<plaintext" in written:
         written = _RAW.sub(_escape_raw_text, written)
-    return written
+    return written, unscripted
 
 
 def _escape_raw_text(raw: re.Match[str]) -> str:
@@ -157,6 +167,7 @@ class HtmlTree:
         lists: ordered lists by their element.
         numbers: numbers of the items of ordered lists by their element.
         code_attributes: attributes of the first `code` in each `pre`, which may name a language.
+        is_discussion: whether the page says that it is a thread of a forum.
     """
 
     tag: list[str] = field(default_factory=lambda: ["#"])
@@ -170,6 +181,7 @@ class HtmlTree:
     lists: dict[int, OrderedList] = field(default_factory=dict)
     numbers: dict[int, ItemNumber] = field(default_factory=dict)
     code_attributes: dict[int, str] = field(default_factory=dict)
+    is_discussion: bool = False
 
     def get_item_number(self, item: int) -> int | None:
         """Return the number of a list item.
@@ -193,10 +205,20 @@ def parse_tree(html: bytes) -> HtmlTree:
         html: The page; the caller has checked its limits.
 
     Returns:
-        The tree.
+        The tree. That of a page with more text for readers without scripts than else, such as a
+        forum that scripts draw, has what those readers see.
     """
+    written, unscripted = normalize_html(html, with_scripts=True)
+    tree = _read_tree(written)
+    if unscripted >= _LEAST_UNSCRIPTED and unscripted > sum(map(len, tree.text)):
+        tree = _read_tree(normalize_html(html, with_scripts=False)[0])
+    tree.is_discussion = _DISCUSSION_TYPE in html
+    return tree
+
+
+def _read_tree(written: str) -> HtmlTree:
+    """Read a body in the regular form of `normalize_html`."""
     # One long function, because it is the innermost loop: a call costs more than its work.
-    written = normalize_html(html)
     tree = HtmlTree()
     tag = tree.tag
     all_attributes = tree.attributes

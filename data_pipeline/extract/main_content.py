@@ -5,6 +5,9 @@ locate the root of the content (`extract.content_score`). Siblings of the root w
 introduction after the headline are added. Boxes of links, phrases about the page (calls to
 subscribe or share, copyright notices, picture credits) and headings without text are dropped.
 `extract.text_layout` renders the rest.
+
+A page whose paragraphs are a small share of it, such as a listing, is no article: all of its main
+part that is no boilerplate is content.
 """
 
 import re
@@ -84,6 +87,8 @@ _LEAD = 60  # minimum characters of an introduction between headline and root
 _LEAST_SIBLING = 10.0  # minimum weight of a sibling of the root with content, and
 _SIBLING_WEIGHT = 0.2  # its minimum share of the root's weight
 _MOSTLY_LINKS = 0.5
+_LEAST_MAIN = 0.2  # share of the page's characters in its main part
+_LEAST_ARTICLE = 0.3  # share of the main part in the paragraphs of an article
 _LARGEST_BOX = 0.3  # share of the root; a larger box is content even if it is mostly links
 
 
@@ -252,4 +257,29 @@ def find_main_content(page: ElementStats) -> list[int]:
     add_lead(page, root, keep)
     drop_link_boxes(page, root, keep)
     drop_phrases(tree, keep)
-    return select_kept_runs(tree, keep)
+    kept = select_kept_runs(tree, keep)
+    part = find_main_part(page)
+    in_paragraphs = sum([page.lengths[run] for run in kept if page.lengths[run] >= PARAGRAPH])
+    if in_paragraphs >= _LEAST_ARTICLE * page.count_characters(part):
+        return kept
+    # No article, but a listing, a product or a table: it has no root, and links are its content.
+    return [run for run in range(tree.first[part], tree.last[part]) if not page.out[run]]
+
+
+def find_main_part(page: ElementStats) -> int:
+    """Find what is left of a page without its header, footer and columns.
+
+    Args:
+        page: A parsed page.
+
+    Returns:
+        The first element that is marked as the main part and holds a good share of the text; 0, the
+        page, without one.
+    """
+    tree = page.tree
+    least = page.count_characters(0) * _LEAST_MAIN
+    for element, (tag, attributes) in enumerate(zip(tree.tag, tree.attributes, strict=True)):
+        is_marked = tag == "main" or ' role="main"' in attributes
+        if is_marked and page.count_characters(element) > least:
+            return element
+    return 0

@@ -37,6 +37,8 @@ PIECES = [
     "1<sup>1</sup>/<sub>2</sub>", "3<sup>12</sup>⁄", "text<sup>1</sup>", "км<sup>n+1</sup>",
     "<sup><a href=n>2</a></sup>", "<a href=n><sup>2</sup></a>", "<ol reversed>", "</ol>", "</li>",
     "<ol start=' -3x'>", "<ol start=99999999999>", "<li value=7>", "<img src=x class=y>",
+    '<div role="main">', "</main>", "<div itemtype=https://schema.org/DiscussionForumPosting>",
+    "<li class=comment>", "<div class=signature>", "</noscript>",
 ]  # fmt: skip
 # The compiled core leaves pages with these to Python.
 LEFT = [
@@ -44,6 +46,8 @@ LEFT = [
     "<img class='a latex'>", "<span class=katex><img src='/math/render/1' alt=x></span>",
     "<xmp><p>raw</xmp>", "<plaintext>", '<body class="postid-12é">', "<p>CLICK hereé</p>",
     "<p>Read moreß and</p>", '<math xml:lang="de"><section>f</section></math>',
+    "<noscript><form><p>n", "<noscript><object>o",
+    f"<noscript><p>{'For readers without scripts, at length. ' * 20}</noscript>",
 ]  # fmt: skip
 # What decides about superscripts and numbers of lists.
 STRUCTURE = [

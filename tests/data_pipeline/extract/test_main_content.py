@@ -292,3 +292,73 @@ def test_what_a_forum_says_of_an_author_is_not_the_post() -> None:
     text = extract_article(page(f"<ol class='posts'>{posts}</ol>"))
     assert all(sentence(n) in text for n in range(4))
     assert not any(word in text for word in ("Date", "Author", "Reply"))
+
+
+POSTING = '<div itemscope itemtype="https://schema.org/DiscussionForumPosting">'
+
+
+def test_posts_that_are_called_comments_are_the_content_of_a_forum_alone() -> None:
+    posts = "".join(f"<li class='comment'>{paragraphs(seed)}</li>" for seed in range(10, 16))
+    thread = f"<div>{paragraphs(0)}</div><ul id='comments'>{posts}</ul>"
+    everything = [sentence(seed) for seed in (0, *range(10, 16))]
+    forum = extract_article(page(f"{POSTING}{thread}</div>"))
+    assert [line.removeprefix("- ") for line in forum.split("\n") if line] == everything
+    blog = page(f"<div>{paragraphs(0, 1, 2)}</div><ul id='comments'>{posts}</ul>")
+    assert extract_article(blog) == "\n\n".join(sentence(seed) for seed in range(3))
+
+
+def test_all_posts_of_a_thread_stay_though_one_is_much_longer() -> None:
+    long = f"<div class='post-body'>{paragraphs(*range(30))}</div>"
+    short = "".join(f"<div class='box{seed}'>{paragraphs(seed)}</div>" for seed in range(30, 34))
+    text = extract_article(page(f"{POSTING}<div>{long}</div><div>{short}</div></div>"))
+    missing = [seed for seed in range(30) if sentence(seed) not in text]
+    assert not missing
+    # four fifths of the paragraphs are enough for a thread
+    shorter = f"<div class='post-body'>{paragraphs(*range(10))}</div>"
+    text = extract_article(page(f"{POSTING}<div>{shorter}</div><div>{short}</div></div>"))
+    assert all(sentence(seed) in text for seed in (*range(10), *range(30, 34)))
+
+
+def test_a_form_around_the_posts_is_no_form_to_fill_in() -> None:
+    posts = f"<form action='moderate'>{paragraphs(*range(6))}</form>"
+    text = extract_article(page(f"{'<p>Short.</p>' * 99}{posts}"))
+    assert all(sentence(seed) in text for seed in range(6))
+    reply = f"<form action='reply'>{paragraphs(9)}</form>"
+    assert sentence(9) not in extract_article(page(f"{paragraphs(*range(6))}{reply}"))
+
+
+def test_a_page_that_scripts_draw_has_the_text_of_readers_without_scripts() -> None:
+    frame = "<div id='app'>Loading the forum</div>"
+    text = extract_article(f"{frame}<noscript>{paragraphs(0, 1, 2)}</noscript>".encode())
+    assert text == "Loading the forum\n\n" + "\n\n".join(map(sentence, range(3)))
+    article = extract_article(f"{paragraphs(0, 1)}<noscript>{paragraphs(2)}</noscript>".encode())
+    assert article == "\n\n".join(map(sentence, range(2)))
+    request = extract_article(f"{frame}<noscript>Please allow scripts.</noscript>".encode())
+    assert request == "Loading the forum"
+    style = "<style>" + "a {color: red} " * 99 + "</style>"
+    assert extract_article(f"{frame}<noscript>{style}Allow.</noscript>".encode()) == request
+
+
+def test_a_listing_keeps_its_links_and_only_its_main_part() -> None:
+    items = "".join(
+        f"<li><a href='/{word}'>The {word} of the old town</a> <b>{number} kr</b></li>"
+        for number, word in enumerate(WORDS)
+    )
+    around = "".join(
+        f"<p><a href='/{word}/all'>Everything about a {word}</a></p>" for word in WORDS
+    )
+    html = (
+        f"<div>{around}</div><main><h1>Old town</h1><p>Sorted by name.</p><ul>{items}</ul></main>"
+    )
+    text = extract_article(html.encode())
+    assert text.startswith("Old town\n\nSorted by name.\n\n- The river of the old town 0 kr\n")
+    assert text.count("old town") == len(WORDS)
+    assert "Everything" not in text
+    named = html.replace("<main>", '<div role="main">').replace("</main>", "</div>")
+    assert extract_article(named.encode()) == text
+
+
+def test_a_small_main_part_is_not_taken_for_the_page() -> None:
+    items = "".join(f"<li><a href='/{word}'>The {word} of the old town</a></li>" for word in WORDS)
+    text = extract_article(f"<main><p>Sorted.</p></main><div><ul>{items}</ul></div>".encode())
+    assert text.count("old town") == len(WORDS)

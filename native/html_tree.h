@@ -51,6 +51,7 @@ struct Tree {
   std::vector<OrderedList> lists;
   std::vector<ItemNumber> numbers;
   bool is_discussion = false;  // the page says that it is a thread of a forum
+  bool is_product = false;
 
   void clear() {
     elements.clear();

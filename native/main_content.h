@@ -120,8 +120,9 @@ class MainContent {
     out_.assign(runs, 0);
     const int64_t total = all_[runs];
     const double most = std::max(static_cast<double>(all_paragraphs_[runs]) * 0.5, 400.0);
-    // What readers say is the content of a discussion.
-    const int named_flags = FLAG_SIDE | (tree.is_discussion ? 0 : FLAG_COMMENT);
+    // What readers say is the content of a discussion; what buyers say is not that of a product.
+    const int named_flags = FLAG_SIDE | (tree.is_discussion ? 0 : FLAG_COMMENT) |
+                            (tree.is_product ? FLAG_REVIEW : 0);
     const int side_flags = FLAG_HIDDEN | FLAG_GUTTER | named_flags;
     int32_t done = 0;
     int32_t header_done = 0;

@@ -90,7 +90,8 @@ class PageTreeReader {
     TreeBuilder builder(tree);
     if (body) walk(body, builder);
     builder.finish();
-    tree.is_discussion = contains(html, DISCUSSION_TYPE);
+    tree.is_discussion = name_one(html, DISCUSSION_TYPES);
+    tree.is_product = name_one(html, PRODUCT_TYPES);
     return !is_left_ && !is_for_readers_without_scripts(tree);
   }
 
@@ -208,6 +209,13 @@ class PageTreeReader {
       attributes_ += '"';
     }
     if (element->is_value && element->is_value->data && !has_is) is_left_ = true;
+  }
+
+  template <size_t count>
+  static bool name_one(string_view html, const char* const (&names)[count]) {
+    for (const char* name : names)
+      if (contains(html, name)) return true;
+    return false;
   }
 
   static bool is_removed(int kind) {

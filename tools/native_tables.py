@@ -173,7 +173,8 @@ def format_formulas() -> list[str]:
         format_texts("FORMULA_CLASS_BEGINNINGS", formulas.IMAGE_CLASS_BEGINNINGS),
         format_texts("FORMULA_SOURCES", formulas.IMAGE_SOURCES),
         *(f"constexpr int64_t {name} = {limit};" for name, limit in limits.items()),
-        f"constexpr const char* DISCUSSION_TYPE = {format_text(html_tree._DISCUSSION_TYPE.decode())};",
+        format_texts("DISCUSSION_TYPES", (name.decode() for name in html_tree._DISCUSSION_TYPES)),
+        format_texts("PRODUCT_TYPES", (name.decode() for name in html_tree._PRODUCT_TYPES)),
         format_texts("LONG_BASES", sorted(superscripts._LONG_BASES)),
         f"constexpr const char* ABBREVIATING = {format_text(superscripts._ABBREVIATING)};",
     ]
@@ -181,7 +182,7 @@ def format_formulas() -> list[str]:
 
 def format_flags() -> list[str]:
     """Format the words of attributes and their flags."""
-    names = ("SIDE", "MAIN", "BODY", "HIDDEN", "TEASER", "GUTTER", "BOX", "COMMENT")
+    names = ("SIDE", "MAIN", "BODY", "HIDDEN", "TEASER", "GUTTER", "BOX", "COMMENT", "REVIEW")
     flags = ", ".join(f"FLAG_{name} = {getattr(boilerplate, name)}" for name in names)
     return [f"enum Flag {{{flags}}};", format_names("NAME_FLAGS", boilerplate._FLAGS)]
 

@@ -29,6 +29,7 @@ TEASER = 16  # summarizes the content in a sentence
 GUTTER = 32  # line numbers of code, and link marks of headings
 BOX = 64  # a column of the page, or a box in its text
 COMMENT = 128  # what readers say: content of a discussion, boilerplate elsewhere
+REVIEW = 256  # what buyers say: boilerplate of a product, content elsewhere
 
 _SIDE = [
     "ad", "ads", "adv", "advert", "advertisement", "advertising", "adsense", "banner", "breadcrumb",
@@ -76,6 +77,7 @@ _FLAGS = (
     | dict.fromkeys(_GUTTER, GUTTER)
     | {"sidebar": SIDE | BOX}
     | dict.fromkeys(["comment", "comments"], COMMENT)
+    | dict.fromkeys(["review", "reviews"], REVIEW)
 )
 _BODY = re.compile(
     r"\b(?:article|entry|post|story|news|page) ?(?:body|content|text|copy)\b|"
@@ -168,7 +170,11 @@ def mark_boilerplate_runs(tree: HtmlTree, lengths: list[int], paragraphs: list[i
         True for each run of boilerplate.
     """
     total = sum(lengths)
-    side = _SIDE_FLAGS if tree.is_discussion else _SIDE_FLAGS | COMMENT
+    side = _SIDE_FLAGS
+    if not tree.is_discussion:
+        side |= COMMENT
+    if tree.is_product:
+        side |= REVIEW
     for trust_names in (True, False):
         out = _mark_runs(tree, lengths, paragraphs, total, trust_names, side)
         if sum(length for length, gone in zip(lengths, out, strict=True) if not gone) >= min(

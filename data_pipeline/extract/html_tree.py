@@ -29,9 +29,10 @@ _UNREAD_SELECTOR = "script,style,template,iframe,noembed,noframes,svg,nav,select
 _RAW = re.compile("<!--.*?-->|<xmp[^>]*>(.*?)</xmp>|<plaintext[^>]*>(.*)</plaintext>", re.DOTALL)
 # minimum characters that a page has for readers without scripts; fewer ask to allow scripts
 _LEAST_UNSCRIPTED = 250
-# The type that schema.org has for posts of forums, in microdata or JSON-LD. QAPage is not read:
-# comments on answers are asides, and answers are seldom named as comments.
-_DISCUSSION_TYPE = b"DiscussionForumPosting"
+# Types of schema.org that a page names in microdata or JSON-LD. QAPage is no discussion: comments on
+# answers are asides, and answers are seldom named as comments.
+_DISCUSSION_TYPES = (b"DiscussionForumPosting",)
+_PRODUCT_TYPES = (b'schema.org/Product"', b'"Product"')
 
 
 def normalize_html(html: bytes, with_scripts: bool) -> tuple[str, int]:
@@ -168,6 +169,7 @@ class HtmlTree:
         numbers: numbers of the items of ordered lists by their element.
         code_attributes: attributes of the first `code` in each `pre`, which may name a language.
         is_discussion: whether the page says that it is a thread of a forum.
+        is_product: whether it says that it has a product.
     """
 
     tag: list[str] = field(default_factory=lambda: ["#"])
@@ -182,6 +184,7 @@ class HtmlTree:
     numbers: dict[int, ItemNumber] = field(default_factory=dict)
     code_attributes: dict[int, str] = field(default_factory=dict)
     is_discussion: bool = False
+    is_product: bool = False
 
     def get_item_number(self, item: int) -> int | None:
         """Return the number of a list item.
@@ -212,7 +215,8 @@ def parse_tree(html: bytes) -> HtmlTree:
     tree = _read_tree(written)
     if unscripted >= _LEAST_UNSCRIPTED and unscripted > sum(map(len, tree.text)):
         tree = _read_tree(normalize_html(html, with_scripts=False)[0])
-    tree.is_discussion = _DISCUSSION_TYPE in html
+    tree.is_discussion = any(name in html for name in _DISCUSSION_TYPES)
+    tree.is_product = any(name in html for name in _PRODUCT_TYPES)
     return tree
 
 

@@ -38,7 +38,8 @@ PIECES = [
     "<sup><a href=n>2</a></sup>", "<a href=n><sup>2</sup></a>", "<ol reversed>", "</ol>", "</li>",
     "<ol start=' -3x'>", "<ol start=99999999999>", "<li value=7>", "<img src=x class=y>",
     '<div role="main">', "</main>", "<div itemtype=https://schema.org/DiscussionForumPosting>",
-    "<li class=comment>", "<div class=signature>", "</noscript>",
+    "<li class=comment>", "<div class=signature>", "</noscript>", "<li class=userReview>",
+    '<div itemtype="https://schema.org/Product">',
 ]  # fmt: skip
 # The compiled core leaves pages with these to Python.
 LEFT = [

@@ -362,3 +362,12 @@ def test_a_small_main_part_is_not_taken_for_the_page() -> None:
     items = "".join(f"<li><a href='/{word}'>The {word} of the old town</a></li>" for word in WORDS)
     text = extract_article(f"<main><p>Sorted.</p></main><div><ul>{items}</ul></div>".encode())
     assert text.count("old town") == len(WORDS)
+
+
+def test_reviews_are_content_unless_the_page_names_a_product() -> None:
+    reviews = f"<div class='reviews'>{paragraphs(7, 8)}</div>"
+    text = extract_article(page(f"<div>{paragraphs(0, 1, 2, 3)}{reviews}</div>"))
+    assert text == "\n\n".join(map(sentence, (0, 1, 2, 3, 7, 8)))
+    product = '<script type="application/ld+json">{"@type": "Product"}</script>'
+    text = extract_article(page(f"<div>{paragraphs(0, 1, 2, 3)}{reviews}</div>", product))
+    assert text == "\n\n".join(map(sentence, range(4)))

@@ -29,8 +29,8 @@ _UNREAD_SELECTOR = "script,style,template,iframe,noembed,noframes,svg,nav,select
 _RAW = re.compile("<!--.*?-->|<xmp[^>]*>(.*?)</xmp>|<plaintext[^>]*>(.*)</plaintext>", re.DOTALL)
 # minimum characters that a page has for readers without scripts; fewer ask to allow scripts
 _LEAST_UNSCRIPTED = 250
-# Types of schema.org that a page names in microdata or JSON-LD. QAPage is no discussion: comments on
-# answers are asides, and answers are seldom named as comments.
+# Types of schema.org that a page names in microdata or JSON-LD. QAPage is no discussion: comments
+# on answers are asides, and answers are seldom named as comments.
 _DISCUSSION_TYPES = (b"DiscussionForumPosting",)
 _PRODUCT_TYPES = (b'schema.org/Product"', b'"Product"')
 

@@ -10,9 +10,9 @@ from tools.bench.wcxb import Score, compute_interval, print_part, read_pages, sc
 
 
 def test_words_count_as_often_as_they_occur() -> None:
-    assert score_text("a a b", "A b c d") == Score(
-        f1=pytest.approx(4 / 7), precision=pytest.approx(2 / 3), recall=0.5
-    )
+    score = score_text("a a b", "A b c d")
+    assert (score.precision, score.recall) == pytest.approx((2 / 3, 1 / 2))
+    assert score.f1 == pytest.approx(4 / 7)
     assert score_text("", "") == Score(1, 1, 1)
     assert score_text("x", "").f1 == score_text("", "x").f1 == score_text("x", "y").f1 == 0
 

@@ -32,7 +32,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How much of a page's main content a text has."""
+    """Hold how much of a page's main content a text has, and how much of it is."""
 
     f1: float
     precision: float

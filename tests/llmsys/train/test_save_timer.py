@@ -5,6 +5,7 @@ import shutil
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import is_initialized
@@ -50,7 +51,7 @@ def test_without_minutes_no_checkpoint_is_due() -> None:
     assert timer.to_flag() == 0.0
 
 
-def train_timed(rank: int, folder: Path, changes: dict[str, dict[str, object]]) -> list[int]:
+def train_timed(rank: int, folder: Path, changes: dict[str, Any]) -> list[int]:
     """Train with a clock that each rank has for itself; return the steps of all checkpoints."""
     readings = count()
     patch = pytest.MonkeyPatch()

@@ -30,6 +30,8 @@ TEMPLATES = (
     "optimizer",
     "metric",
     "mixer",
+    "memory_compressed_attention",
+    "convolution",
     "feed_forward",
 )
 

@@ -15,7 +15,15 @@ class CheckpointConfig(Section):
     """
 
     every_steps: int = Field(
-        100, ge=0, description="Steps between checkpoints. 0: save the last step only."
+        100,
+        ge=0,
+        description="Steps between checkpoints. 0: the last step, and those of every_minutes.",
+    )
+    every_minutes: float = Field(
+        0.0,
+        ge=0,
+        description="Minutes from one checkpoint to the next, unless every_steps comes first. 0: "
+        "no checkpoint is due by the clock.",
     )
     mode: Literal["sync", "async"] = Field(
         "sync",

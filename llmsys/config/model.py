@@ -178,6 +178,12 @@ class ModelConfig(Section):
         """
         return self.sliding_window if self.get_layer_type(layer) == "sliding_attention" else None
 
+    @property
+    def mixes_documents(self) -> bool:
+        """True if the documents of a window read each other, whatever they are told."""
+        is_recurrent = self.rnn is not None and self.family != "encoder_decoder"
+        return self.attention.mixes_documents or is_recurrent
+
     def is_linear_layer(self, layer: int) -> bool:
         """Return whether a block has linear attention.
 

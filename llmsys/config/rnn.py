@@ -1,5 +1,5 @@
-"""Configuration of recurrent layers (`model.rnn`): the sequence-to-sequence models that the
-Transformer replaced.
+"""Configuration of recurrent layers (`model.rnn`): the language models, classifiers and
+sequence-to-sequence models that the Transformer replaced.
 
 A kind of cell has its number of gates and states, and lists its parameters and saved tensors.
 """
@@ -32,13 +32,15 @@ _BLOCK_FIELDS = (
         "attention",
         "feed_forward",
     ),
-    *("moe", "recurrence"),
+    *("moe", "recurrence", "linear_attention", "multi_token_prediction", "patches"),
 )
 
 
 class _BaseRnnConfig(Section):
-    """Recurrent layers in both stacks, and attention over the source after the decoder's last
+    """Recurrent layers in all stacks, and attention over the source after the decoder's last
     layer.
+
+    An encoder reads in both directions, a decoder forwards. A decoder alone is a language model.
     """
 
     num_gates: ClassVar[int]  # products of one channel, by input and by state
@@ -46,10 +48,10 @@ class _BaseRnnConfig(Section):
     num_saved: ClassVar[int]  # values that a channel saves at a position, its states among them
     num_kernels: ClassVar[int]  # kernels of one layer at one position, forward
 
-    score: Literal["bilinear", "additive"] = Field(
+    score: Literal["bilinear", "additive", "none"] = Field(
         "bilinear",
-        description="Score of attention: q·W k (Luong 2015), or v·tanh(W q + W' k) (Bahdanau "
-        "2014).",
+        description="Score of attention over a source: q·W k (Luong 2015), or v·tanh(W q + W' k) "
+        "(Bahdanau 2014). none: no attention (Sutskever 2014).",
     )
     input_feeding: bool = Field(
         True,
@@ -73,6 +75,8 @@ class _BaseRnnConfig(Section):
             return
         for layer in layers:
             yield from self._iter_cell_parameters(f"blocks.0.cells.{layer}", width, width)
+        if model.family != "encoder_decoder":
+            return
         if self.input_feeding:
             name = "blocks.0.feed_proj"
             yield from iter_linear_parameters(
@@ -82,6 +86,8 @@ class _BaseRnnConfig(Section):
         yield from iter_linear_parameters(
             "blocks.0.bridge", states, width, True, "recurrent", "sequence"
         )
+        if self.score == "none":
+            return
         name = "blocks.0.attention"
         yield from iter_linear_parameters(
             f"{name}.k_proj", width, width, False, "attention", "source"
@@ -102,21 +108,25 @@ class _BaseRnnConfig(Section):
         yield from iter_linear_parameters(f"{name}.state_proj", gates, width, True, "recurrent")
 
     def count_kernels(
-        self, decoder: ModelShape, encoder: ModelShape, length: int, source: int
+        self, model: ModelShape, encoder: ModelShape, length: int, source: int
     ) -> int:
         """Count the kernels of one forward pass, which run one after another.
 
         Args:
-            decoder: widths of the decoder.
-            encoder: widths of the encoder.
-            length: positions of a target.
+            model: widths of the model.
+            encoder: widths of the encoder of an encoder-decoder.
+            length: positions of a row, or of a target.
             source: positions of a source.
 
         Returns:
             Kernels of the cells at every position, and of attention.
         """
-        attention = 8  # scores, mask, softmax, weighted sum, join, product and tanh
-        cells = 2 * encoder.num_hidden_layers * source + decoder.num_hidden_layers * length
+        directions = 2 if model.family == "encoder" else 1
+        cells = directions * model.num_hidden_layers * length
+        if model.family == "encoder_decoder":
+            cells += 2 * encoder.num_hidden_layers * source
+        # scores, mask, softmax, weighted sum, join, product and tanh
+        attention = 0 if self.score == "none" else 8
         return self.num_kernels * cells + attention * (length if self.input_feeding else 1)
 
     def iter_saved_tensors(
@@ -150,6 +160,7 @@ class _BaseRnnConfig(Section):
             yield SavedTensor(
                 "first states", model.num_hidden_layers * self.num_states * state, "pointwise"
             )
+        if not is_encoder and self.score != "none":
             yield from self._iter_attention_tensors(model, shape)
 
     def _iter_attention_tensors(
@@ -179,13 +190,24 @@ class _BaseRnnConfig(Section):
     def find_violations(self, model: Any) -> Iterator[Violation]:
         """Yield what recurrent layers cannot be combined with, with keys below `model`."""
         kind: str = type(self).model_fields["kind"].default
-        wanted = {"family": "encoder_decoder", "num_attention_heads": 1, "position.kind": "none"}
-        for key, value in wanted.items():
+        for key, value in {"num_attention_heads": 1, "position.kind": "none"}.items():
             if (found := attrgetter(key)(model)) != value:
                 yield Violation(
                     key, f"rnn.kind={kind} needs {value}, not {found}. Use {value}, or rnn=null."
                 )
-        if model.hidden_size % 2:
+        if model.family != "encoder_decoder" and self.score != "none":
+            yield Violation(
+                "rnn.score",
+                f"{self.score} attends to a source, and family={model.family} has none. Use none "
+                "with rnn.input_feeding=false, or family=encoder_decoder.",
+            )
+        elif self.score == "none" and self.input_feeding:
+            yield Violation(
+                "rnn.input_feeding",
+                "true feeds the attended state, and rnn.score=none attends to nothing. Use false, "
+                "or rnn.score=bilinear.",
+            )
+        if model.hidden_size % 2 and model.family != "decoder":
             yield Violation(
                 "hidden_size",
                 f"{model.hidden_size} is odd, but each direction of rnn.kind={kind} has half of "

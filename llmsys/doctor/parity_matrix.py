@@ -110,7 +110,7 @@ class ParityCase:
             train["reproducibility"] = "bitwise"
         length, windows = self.parity_model.length, self.parity_model.has_windows
         batch: dict[str, Any] = {"sequence_length": length, "sequences": SEQUENCES}
-        if self.parity_model.model.attention.mixes_documents:
+        if self.parity_model.model.mixes_documents:
             batch["attention_scope"] = "window"
         batch |= (
             {"micro_sequences": self.micro_sequences}

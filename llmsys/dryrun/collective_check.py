@@ -18,8 +18,8 @@ from llmsys.dryrun.expected_updates import add_update_messages
 from llmsys.dryrun.order_check import find_wrong_order
 from llmsys.dryrun.shard_check import find_wrong_shards
 
-# Losses of a step, and its extras: of a dry run one.
-STEP_NUMBERS = 2
+# The loss of a step, and the flags of the trainer: to stop, and to save.
+STEP_NUMBERS = 3
 TOKEN_COUNTS = 4
 
 

@@ -301,7 +301,7 @@ class RankSession:
         set_balance_factor(engine.module, compute_balance_factor(config, step))
         self.recorder.enter_phase(f"step {step}: start", BATCH)
         engine.train_step(
-            self._build_micro_batches(step), compute_learning_rate(config, step), extras=(0.0,)
+            self._build_micro_batches(step), compute_learning_rate(config, step), extras=(0.0, 0.0)
         )
         self.recorder.enter_phase(f"step {step}: end", UPDATE)
         update_expert_balance(engine.module, True)
@@ -405,7 +405,7 @@ class RankSession:
         engine.train_step(
             [build_synthetic_batch(self.config, sequences, documents, self.probe.lengths)],
             compute_learning_rate(self.config, self.step),
-            extras=(0.0,),
+            extras=(0.0, 0.0),
         )
         update_expert_balance(engine.module, True)
         for key in kept:

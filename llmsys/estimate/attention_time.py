@@ -211,7 +211,7 @@ def _list_attention_layers(
             (
                 crossed,
                 shape.length * shape.source,
-                model.num_hidden_layers if model.rnn is None else 1,
+                model.num_hidden_layers if model.rnn is None else int(model.rnn.score != "none"),
             )
         )
     return found

@@ -315,8 +315,10 @@ def _iter_attention_flops(
     if model.family == "encoder_decoder":
         yield from _iter_self_attention_flops(model.encoder_model, source)
         width, layers = model.num_attention_heads * model.head_dim, model.num_hidden_layers
-        # A recurrent decoder attends once, after its last layer.
-        yield (layers if model.rnn is None else 1) * 4 * width * target.length * source.length
+        # A recurrent decoder attends once, after its last layer, or not at all.
+        if model.rnn is not None:
+            layers = int(model.rnn.score != "none")
+        yield layers * 4 * width * target.length * source.length
 
 
 def _count_recomputed_attention_flops(

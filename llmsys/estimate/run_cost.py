@@ -104,14 +104,16 @@ def count_full_steps(
 
 
 def _find_checkpoint_seconds(config: RunConfig, step: StepTime) -> float | None:
-    """Return the seconds between saves where the config gives their steps; None: the best
-    interval.
+    """Return the seconds between saves where the config gives their steps or minutes; None: the
+    best interval.
     """
-    given, every = (
-        "every_steps" in config.checkpoint.model_fields_set,
-        config.checkpoint.every_steps,
-    )
-    return every * step.seconds.p50 if given and every else None
+    rule = config.checkpoint
+    by_clock = 60 * rule.every_minutes
+    by_steps = rule.every_steps * step.seconds.p50
+    if not by_clock:
+        return by_steps if by_steps and "every_steps" in rule.model_fields_set else None
+    # A save by either rule restarts the minutes.
+    return min(by_clock, by_steps) if by_steps else by_clock
 
 
 def estimate_save_seconds(

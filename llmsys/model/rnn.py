@@ -1,9 +1,11 @@
-"""Recurrent layers instead of blocks: sequence-to-sequence models with attention over the source.
+"""Recurrent layers instead of blocks: language models, encoders, and sequence-to-sequence models
+with attention over the source or without.
 
 The encoder reads the source in both directions (Bahdanau 2014, arXiv:1409.0473). The decoder's top
 state attends to the encoder's states, and tanh(W [context; state]) is the output (Luong 2015,
 arXiv:1508.04025, equation 5). With input feeding it is an input of the next step too (3.3). Cells
-are those of torch.nn.RNN, LSTM and GRU, with both biases.
+are those of torch.nn.RNN, LSTM and GRU, with both biases. A decoder without a source begins with
+zeros, and its top state is the output.
 
 Invariants:
 - Padding follows the source. No state depends on it.
@@ -171,7 +173,7 @@ class SourceAttention(nn.Module):
 
 
 class RecurrentDecoder(nn.Module):
-    """Layers of one cell each, and attention over the source after the last."""
+    """Layers of one cell each, and attention over the source, if any, after the last."""
 
     def __init__(self, config: ModelConfig, rnn: RnnConfig) -> None:
         super().__init__()
@@ -186,8 +188,10 @@ class RecurrentDecoder(nn.Module):
         self.feed_proj = (
             nn.Linear(width, rnn.num_gates * width, bias=False) if rnn.input_feeding else None
         )
-        self.bridge = nn.Linear(width, config.num_hidden_layers * rnn.num_states * width)
-        self.attention = SourceAttention(width, rnn)
+        has_source = config.family == "encoder_decoder"
+        states = config.num_hidden_layers * rnn.num_states * width
+        self.bridge = nn.Linear(width, states) if has_source else None
+        self.attention = SourceAttention(width, rnn) if rnn.score != "none" else None
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Decode all positions.
@@ -206,37 +210,41 @@ class RecurrentDecoder(nn.Module):
         """
         memory = context.memory
         cache = context.cache
-        if memory is None:
+        if memory is None and self.bridge is not None:
             raise ConfigError(
-                "A recurrent decoder attends to a source, and none was given. Give source_BS."
+                "A recurrent decoder begins with a source, and none was given. Give source_BS."
             )
         if cache is not None and cache.is_padded:
             raise ConfigError(
                 "A recurrent decoder would read the padding of a row. Give prompts of equal length."
             )
-        keys_BSD = self.attention.k_proj(memory.hidden_BSD)
-        states = [
-            *(
-                self._build_first_states(memory)
-                if cache is None or not cache.states
-                else cache.states
-            )
-        ]
-        attended_BTD: Tensor
-        if self.feed_proj is None:
-            attended_BTD = self.attention(self._run_layers(x_BTD, states), keys_BSD, memory)
+        if cache is None or not cache.states:
+            states = [*self._build_first_states(x_BTD, memory)]
         else:
-            attended_BTD = self._run_fed_steps(self.feed_proj, x_BTD, states, keys_BSD, memory)
+            states = [*cache.states]
+        y_BTD: Tensor
+        if memory is None or self.attention is None:
+            y_BTD = self._run_layers(x_BTD, states)
+        else:
+            keys_BSD = self.attention.k_proj(memory.hidden_BSD)
+            if self.feed_proj is None:
+                y_BTD = self.attention(self._run_layers(x_BTD, states), keys_BSD, memory)
+            else:
+                feed = self.attention, self.feed_proj
+                y_BTD = self._run_fed_steps(*feed, x_BTD, states, keys_BSD, memory)
         if cache is not None:
             cache.states = tuple(states)
-        return attended_BTD
+        return y_BTD
 
-    def _build_first_states(self, memory: EncoderOutput) -> Sequence[Tensor]:
+    def _build_first_states(self, x_BTD: Tensor, memory: EncoderOutput | None) -> Sequence[Tensor]:
         """Return tanh(W summary + b) for every state (Bahdanau 2014, A.2.2), and zeros as the first
-        fed state.
+        fed state; zeros alone without a source.
 
         The summary joins what either direction of the encoder has read last.
         """
+        if memory is None or self.bridge is None:
+            states = len(self.cells) * self.rnn.num_states
+            return [torch.zeros_like(x_BTD[:, 0]) for _ in range(states)]
         source_BSD = memory.hidden_BSD
         ahead_BSW, back_BSW = source_BSD.chunk(2, dim=-1)
         last_B11 = (_count_tokens(source_BSD, memory.documents_BS) - 1).clamp(min=0)[:, None, None]
@@ -258,6 +266,7 @@ class RecurrentDecoder(nn.Module):
 
     def _run_fed_steps(
         self,
+        attention: SourceAttention,
         feed_proj: nn.Linear,
         x_BTD: Tensor,
         states: list[Tensor],
@@ -277,7 +286,7 @@ class RecurrentDecoder(nn.Module):
                 x_BD = apply_dropout(x_BD, self.dropout, self.training)
                 state = cell.step(cell.input_proj(x_BD), tuple(states[mine]))
                 states[mine] = state
-            states[-1] = self.attention(state[0][:, None], keys_BSD, memory)[:, 0]
+            states[-1] = attention(state[0][:, None], keys_BSD, memory)[:, 0]
             outputs.append(states[-1])
         return torch.stack(outputs, 1)
 

@@ -73,6 +73,7 @@ from llmsys.train.remote_run import lock_run
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
 from llmsys.train.run_data import RunData, count_evaluated_tokens, open_run_data
 from llmsys.train.run_prediction import write_prediction
+from llmsys.train.save_timer import SaveTimer
 from llmsys.train.shared_dataset import share_dataset_files
 from llmsys.train.step_guard import StepGuard, describe_step_contents
 from llmsys.train.step_metrics import (
@@ -265,9 +266,7 @@ def build_trainer(
             has_own_rows=layout.has_own_rows(get_rank()),
         ),
         evaluation=Evaluation(evaluator, sample_prompts),
-        checkpointing=Checkpointing(
-            _build_saver(config, stack, engine, start.resumed), identity, start.parent
-        ),
+        checkpointing=_build_checkpointing(config, stack, engine, start, identity),
         control=control,
         observability=Observability(
             metric_logger,
@@ -360,16 +359,20 @@ def _build_control(config: RunConfig, stack: contextlib.ExitStack) -> RunControl
     return RunControl(StepGuard(config.train), stop_request, watchdog)
 
 
-def _build_saver(
-    config: RunConfig, stack: contextlib.ExitStack, engine: Engine, resumed: int | None
-) -> CheckpointSaver:
+def _build_checkpointing(
+    config: RunConfig,
+    stack: contextlib.ExitStack,
+    engine: Engine,
+    start: StartState,
+    identity: dict[str, Any],
+) -> Checkpointing:
     saver = CheckpointSaver(config.run.folder / "checkpoints", config.checkpoint)
     stack.callback(saver.close_quietly)
-    if resumed is not None:
-        saver.mark_verified(resumed)  # find_resume_point has read every byte
+    if start.resumed is not None:
+        saver.mark_verified(start.resumed)  # find_resume_point has read every byte
     if config.checkpoint.mode == "async":
         saver.allocate_buffers(engine.get_state())
-    return saver
+    return Checkpointing(saver, identity, start.parent, SaveTimer(config.checkpoint.every_minutes))
 
 
 def _build_metric_logger(

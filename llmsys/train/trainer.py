@@ -166,9 +166,9 @@ class Trainer:
         batches = self.observability.begin_step(step, batches)
         seed_dropout(config.run.seed, step)
         guard.problem = ""  # of the previous step: the guard is not asked when gradients overflow
-        stop_flag = self.control.stop_request.to_flag()
+        flags = self.control.stop_request.to_flag(), self.checkpointing.timer.to_flag()
         with self.observability.record_profile(number):
-            result = self.engine.train_step(batches, rate, self._accept_step, (stop_flag,))
+            result = self.engine.train_step(batches, rate, self._accept_step, flags)
         self.observability.end_step(result)
         # After a skipped step too: it resets the counts, and is collective.
         experts = update_expert_balance(self.engine.module, result.is_applied)
@@ -193,8 +193,10 @@ class Trainer:
             guard.record_accepted(number, result)
         else:
             self._handle_skipped_step(number, result, progress)
-        # The sum of the flags of all ranks.
-        return result.extras[0] > 0
+        # The sums of the flags of all ranks.
+        stops, saves = result.extras
+        self.checkpointing.timer.is_due = saves > 0
+        return stops > 0
 
     def _accept_step(self, loss: float, gradient_norm: float) -> bool:
         """Ask the step guard. The engine changes its state after this call, so a copy for a save
@@ -211,7 +213,8 @@ class Trainer:
         evaluated: EvaluationResult | None = None
         if self._is_due(config.evaluation.every_steps) and not is_last:
             evaluated = self._evaluate()
-        if self._is_due(config.checkpoint.every_steps) or is_last or is_stop_requested:
+        is_save_due = self._is_due(config.checkpoint.every_steps) or self.checkpointing.timer.is_due
+        if is_save_due or is_last or is_stop_requested:
             self._save_checkpoint(evaluated)
         if is_stop_requested and not is_last:
             self._stop_run()

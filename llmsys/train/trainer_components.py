@@ -29,6 +29,7 @@ from llmsys.train.gradient_noise_scale import NoiseScaleMeter
 from llmsys.train.loss_recorder import DocumentLossRecorder
 from llmsys.train.metric_logger import MetricLogger
 from llmsys.train.norm_meter import NormMeter
+from llmsys.train.save_timer import SaveTimer
 from llmsys.train.step_guard import StepGuard
 from llmsys.train.step_metrics import StepMeter
 from llmsys.train.step_profiler import StepProfiler
@@ -92,11 +93,13 @@ class Checkpointing:
         run_state: settings and fingerprints that a resumed run must share.
         parent: the step of another run that this one branched from, see branch_point.py; None for a
             run of its own.
+        timer: says when a checkpoint is due by the clock.
     """
 
     saver: CheckpointSaver
     run_state: dict[str, Any]
     parent: dict[str, Any] | None = None
+    timer: SaveTimer = field(default_factory=SaveTimer)
 
     def save_state(self, state: EngineState, steps_done: int, **record: Any) -> None:
         """Save the training state. Collective.
@@ -108,6 +111,7 @@ class Checkpointing:
         """
         parent = {} if self.parent is None else {"parent": self.parent}
         self.saver.save_state(state, steps_done, self.run_state, **parent, **record)
+        self.timer.restart()  # after it: a slow write must not make the next one due
 
     def rewind(self, engine: Engine, step_guard: StepGuard, step: int) -> dict[str, Any]:
         """Load the newest complete checkpoint after a step was skipped. Collective.

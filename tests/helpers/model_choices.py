@@ -259,6 +259,8 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     | {"rnn": {"kind": "elman", "input_feeding": False}, "num_hidden_layers": 3},
     "lstm, additive, not fed": RECURRENT
     | {"rnn": {"kind": "lstm", "score": "additive", "input_feeding": False}},
+    "gru, no attention": RECURRENT
+    | {"rnn": {"kind": "gru", "score": "none", "input_feeding": False}},
     "output, alibi": {
         "family": "encoder_decoder",
         "residual": {"kind": "output"},

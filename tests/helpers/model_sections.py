@@ -62,6 +62,14 @@ KIMI: Changes = {
         "chunk_length": 4,
     },
 }
+RECURRENT: Changes = {
+    "family": "encoder_decoder",
+    "intermediate_size": 0,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "position": {"kind": "none"},
+}
+ALONE: Changes = {"kind": "lstm", "score": "none", "input_feeding": False}
 BIASES: Changes = {"attention": {"kind": "multi_head", "qkv_bias": True, "output_bias": True}}
 EVERY_HEAD: Changes = {"num_key_value_heads": 4}
 
@@ -71,6 +79,13 @@ def _attention(**changes: Any) -> Changes:
 
 
 DECODERS: dict[str, Changes] = {
+    "lstm alone": {**RECURRENT, "family": "decoder", "rnn": ALONE},
+    "gru alone, deep": {
+        **RECURRENT,
+        "family": "decoder",
+        "rnn": {**ALONE, "kind": "gru"},
+        "num_hidden_layers": 3,
+    },
     "dense": {},
     "tied": {"tie_word_embeddings": True},
     "own head width": {"head_dim": 10},
@@ -219,6 +234,13 @@ BERT: Changes = {
     "tie_word_embeddings": True,
 }
 ENCODERS: dict[str, Changes] = {
+    "lstm tokens": {**RECURRENT, "family": "encoder", "rnn": ALONE, "head": {"kind": "mlm"}},
+    "elman classifier": {
+        **RECURRENT,
+        "family": "encoder",
+        "rnn": {**ALONE, "kind": "elman"},
+        "head": {"kind": "classification", "num_labels": 3, "pooling": "mean"},
+    },
     "masked language model": {**BERT, "head": {"kind": "mlm"}},
     "masked, untied": {**BERT, "head": {"kind": "mlm"}, "tie_word_embeddings": False},
     "masked and next sentence": {
@@ -298,13 +320,6 @@ ORIGINAL: Changes = {
     "feed_forward": {"kind": "relu", "bias": True},
     "tie_word_embeddings": True,
 }
-RECURRENT: Changes = {
-    "family": "encoder_decoder",
-    "intermediate_size": 0,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "position": {"kind": "none"},
-}
 PAIRS: dict[str, Changes] = {
     "original": ORIGINAL,
     "universal in both stacks": {
@@ -339,6 +354,7 @@ PAIRS: dict[str, Changes] = {
         "rnn": {"kind": "elman", "input_feeding": False},
         "embedding": {"source_vocab_size": 30},
     },
+    "lstm, no attention": {**RECURRENT, "rnn": ALONE},
     "another encoder": {
         **ORIGINAL,
         "encoder": {"num_hidden_layers": 2, "intermediate_size": 32, "num_attention_heads": 8},

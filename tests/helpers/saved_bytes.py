@@ -76,7 +76,7 @@ def estimate_saved_bytes(
         "sequence_length": SOURCE if pairs else LENGTH,
         "sequences": SEQUENCES,
     } | ({"target_sequence_length": LENGTH} if pairs else {})
-    batch |= {"attention_scope": "window"} if model.attention.mixes_documents else {}
+    batch |= {"attention_scope": "window"} if model.mixes_documents else {}
     config = RunConfig.model_validate(
         {
             "model": model,

@@ -43,7 +43,7 @@ def encode(
 def decode(
     config: ModelConfig, p: Parameters, x: Vectors, memory: Vectors, sources: list[int]
 ) -> Vectors:
-    """The attended states of a row."""
+    """The attended states of a row, or those of the last layer."""
     rnn, width = cast(Any, config.rnn), config.hidden_size
     source = [one for one, number in zip(memory, sources, strict=True) if number >= 0]
     count = 2 if rnn.kind == "lstm" else 1
@@ -65,7 +65,7 @@ def decode(
                 )
             states[layer] = step(rnn.kind, one, states[layer], [matrix, *others])
             one = states[layer][0]
-        fed = attend(p, one, source)
+        fed = one if rnn.score == "none" else attend(p, one, source)
         attended.append(fed)
     return attended
 

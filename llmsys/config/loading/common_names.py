@@ -154,6 +154,7 @@ COMMON_KEYS = {
     "experiment": "run.name",
     "save_interval": "checkpoint.every_steps",
     "save_every": "checkpoint.every_steps",
+    "train_time_interval": "checkpoint.every_minutes",
     "save_total_limit": "checkpoint.keep_last",
     "eval_interval": "evaluation.every_steps",
     "eval_every": "evaluation.every_steps",

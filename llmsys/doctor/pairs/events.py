@@ -28,6 +28,7 @@ from llmsys.model.local_tensor import get_local_tensor
 from llmsys.parallel.dtensor_slices import get_local_region
 from llmsys.parallel.process_group import get_rank, get_world_size
 from llmsys.train.evaluator import EvaluationResult
+from llmsys.train.save_timer import SaveTimer
 from llmsys.train.trainer import Trainer
 
 # Step after which, or at which, each event happens; counted from 1.
@@ -205,11 +206,13 @@ class EventScript:
     entries: list[Entry] = field(default_factory=list)
     _result: StepResult | None = None
     _is_rewound: bool = False
+    _clock: float = 0.0  # seconds, of this rank
 
     def attach(self, trainer: Trainer) -> None:
         """Take the places of some methods of one trainer. Collective."""
         target: Any = trainer
         self._trainer, self._config = trainer, trainer.config
+        trainer.checkpointing.timer = SaveTimer(1.0, lambda: self._clock)
         self._train_step, self._handle_step_end = target._train_step, target._handle_step_end
         self._evaluate, self._save_checkpoint, self._rewind = (
             target._evaluate,
@@ -237,6 +240,9 @@ class EventScript:
                 return name
         return ""
 
+    def _is_due_by_clock(self, event: str) -> bool:
+        return event == "save" and self.assignment[event] == "by minutes"
+
     def train_step(self, step: int, batches: Any, progress: Any) -> bool:
         """Train step `step`, counted from 0, with its event, and record it."""
         event = self._find_event(step + 1)
@@ -244,6 +250,8 @@ class EventScript:
         self._set_config(train={"on_bad_step": policy})
         if event == "signal" and get_rank() == get_world_size() - 1:
             os.kill(os.getpid(), signal.SIGTERM)
+        if self._is_due_by_clock(event) and get_rank() == 0:
+            self._clock += 60
         self._event = event
         self._is_rewound = False
         if event == "overflow" and not isinstance(self._config.engine, DeepSpeedEngineConfig):
@@ -289,7 +297,7 @@ class EventScript:
         event = self._find_event(step)
         evaluates, saves = (
             event in ("evaluate", "evaluate and save"),
-            event in ("save", "evaluate and save"),
+            event in ("save", "evaluate and save") and not self._is_due_by_clock(event),
         )
         self._set_config(
             evaluation={"every_steps": int(evaluates)}, checkpoint={"every_steps": int(saves)}

@@ -321,7 +321,7 @@ def _list_resume_needs(label: str) -> Mapping[str, str]:
 
 EVENT_FACTORS = (
     build_event("evaluate"),
-    build_event("save"),
+    Factor("save", (Value("no"), Value("yes"), Value("by minutes")), is_event=True),
     build_event("evaluate and save"),
     build_event("skip"),
     build_event("overflow"),

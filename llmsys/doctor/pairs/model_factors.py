@@ -170,9 +170,17 @@ def _list_recurrent_layers() -> tuple[Value, ...]:
         "model.num_key_value_heads": 1,
         "model.position": {"kind": "none"},
     }
-    needs = {"objective": "translation", "experts": NONE, "position": "none", "heads": "multi"}
-    return tuple(
-        Value(kind, {"model.rnn.kind": kind} | shape, needs) for kind in list_choices("model.rnn")
+    plain = {"experts": NONE, "position": "none", "heads": "multi"}
+    alone = {"model.rnn.score": "none", "model.rnn.input_feeding": False}
+    needs = {"objective": "translation"} | plain
+    language_model = {"objective": "next_token", "scope": "window"} | plain
+    return (
+        *(
+            Value(kind, {"model.rnn.kind": kind} | shape, needs)
+            for kind in list_choices("model.rnn")
+        ),
+        Value("gru without attention", {"model.rnn.kind": "gru"} | alone | shape, needs),
+        Value("lstm language model", {"model.rnn.kind": "lstm"} | alone | shape, language_model),
     )
 
 

@@ -37,9 +37,7 @@ def test_parts_sum_to_the_total(changes: dict[str, Any]) -> None:
     in_blocks = sum(count * layers[kind] for kind, count in counts.per_layer.items())
     outside = sum(row.num_elements for row in list_model_tensors(config) if not row.layers)
     assert sum(counts.by_component.values()) == counts.total == in_blocks + outside
-    scope: Literal["window", "document"] = (
-        "window" if config.attention.mixes_documents else "document"
-    )
+    scope: Literal["window", "document"] = "window" if config.mixes_documents else "document"
     run = RunConfig(model=config, batch=BatchConfig(sequence_length=16, attention_scope=scope))
     assert sum(one.count for one in list_tensor_counts(run)) == counts.total
 

@@ -176,8 +176,15 @@ def test_hours_of_a_run_contain_evaluations_saves_and_the_slowest_device() -> No
     evaluations = (plain.num_steps - 1) // 10 + 1
     more = count_hours(calm, evaluation=every) / count_hours(calm)
     assert more == pytest.approx(1 + evaluations / plain.num_steps)
-    often = count_hours(ClusterCosts(save_seconds=step.seconds.p50), checkpoint={"every_steps": 1})
+    slow = ClusterCosts(save_seconds=step.seconds.p50)
+    often = count_hours(slow, checkpoint={"every_steps": 1})
     assert often == pytest.approx(2 * count_hours(calm), rel=1e-2)
+    # A save every two steps' minutes; a rule of steps that comes first decides.
+    minutes = 2 * step.seconds.p50 / 60
+    by_clock = count_hours(slow, checkpoint={"every_minutes": minutes})
+    assert by_clock == pytest.approx(1.5 * count_hours(calm), rel=1e-2)
+    both = count_hours(slow, checkpoint={"every_minutes": minutes, "every_steps": 1})
+    assert both == pytest.approx(often)
 
 
 def test_a_save_in_the_background_waits_for_the_copy_of_a_ranks_state() -> None:

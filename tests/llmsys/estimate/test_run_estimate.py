@@ -21,7 +21,7 @@ BATCH = {"sequence_length": 24, "target_sequence_length": 16, "sequences": 3}
 
 def run_of(changes: dict[str, Any]) -> RunConfig:
     model = ModelConfig.model_validate(SHAPE | changes)
-    scope = "window" if model.attention.mixes_documents else "document"
+    scope = "window" if model.mixes_documents else "document"
     return RunConfig(
         model=model, batch=BatchConfig.model_validate(BATCH | {"attention_scope": scope})
     )

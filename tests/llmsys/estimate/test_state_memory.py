@@ -106,8 +106,8 @@ def test_fsdp_state_equals_what_rank_0_holds(layout: tuple[int, int, int]) -> No
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_every_architecture_is_held_as_estimated(changes: dict[str, Any]) -> None:
     layout = {"shard": 4, "expert": 2 if changes.get("moe") else 1}
-    linformer = (changes.get("attention") or {}).get("kind") == "linformer"
-    batch = {"sequence_length": 16, "attention_scope": "window" if linformer else "document"}
+    mixes = ModelConfig.model_validate(SHAPE | changes).mixes_documents
+    batch = {"sequence_length": 16, "attention_scope": "window" if mixes else "document"}
     config = RunConfig.model_validate({"model": SHAPE | changes, "layout": layout, "batch": batch})
     assert compute_state_bytes(
         config, resolve_planned_layout(config)

@@ -309,7 +309,9 @@ def test_an_overflow_behind_a_bad_step_is_still_an_overflow(tmp_path: Path) -> N
         def train_step(self, batches: Sequence[Batch], *rest: Any) -> StepResult:
             if int(batches[0].tokens_BT[0, 0]) != 4:
                 return super().train_step(batches, *rest)
-            return StepResult(2.0, math.inf, 1, False, (0.0,))  # as under fp16: nobody was asked
+            return StepResult(
+                2.0, math.inf, 1, False, (0.0, 0.0)
+            )  # as under fp16: nobody was asked
 
     one = build_trainer(load_config(tmp_path), lambda step: False)
     one.engine = Overflowing(lambda step: step == 3)  # type: ignore[assignment]

@@ -33,6 +33,7 @@ def test_a_run_without_events_saves_and_evaluates_at_its_end() -> None:
 def test_evaluations_and_saves_are_at_steps_of_their_own() -> None:
     found = list_texts(evaluate="yes", save="yes", evaluate_and_save="yes")
     assert found[:7] == ["t1", "e1", "t2", "s2", "t3", "e3", "s3"]
+    assert list_texts(save="by minutes") == list_texts(save="yes")
 
 
 def test_refused_steps_change_no_weight() -> None:

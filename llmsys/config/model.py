@@ -16,10 +16,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.attention import MultiHeadAttentionConfig
+from llmsys.config.embedding import EmbeddingConfig
 from llmsys.config.feed_forward import DenseFeedForwardConfig, SwigluConfig
 from llmsys.config.head import (
     DropoutConfig,
-    EmbeddingConfig,
     EncoderConfig,
     HeadConfig,
     LmHeadConfig,
@@ -305,6 +305,7 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from _find_linear_violations(model)
     yield from _find_expert_violations(model)
     yield from _find_recurrence_violations(model)
+    yield from model.embedding.find_violations(dict(model), model.linear_layers)
     yield from _find_python_violations(model)
     yield from () if model.rnn is None else model.rnn.find_violations(model)
     if isinstance(model.residual, ReversibleConfig):

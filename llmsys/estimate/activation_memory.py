@@ -120,11 +120,16 @@ def _iter_stack_groups(
             "recurrent", prefix, (0,), [list(model.rnn.iter_saved_tensors(model, shape))]
         )
         return
-    groups: dict[tuple[bool, bool, str], list[int]] = {}
+    groups: dict[tuple[bool, bool, str, bool], list[int]] = {}
     for layer in range(model.num_hidden_layers):
-        key = (model.is_moe_layer(layer), model.uses_rope(layer), model.get_layer_type(layer))
+        key = (
+            model.is_moe_layer(layer),
+            model.uses_rope(layer),
+            model.get_layer_type(layer),
+            layer in model.embedding.value_layers,
+        )
         groups.setdefault(key, []).append(layer)
-    for (is_moe, _, _), layers in groups.items():
+    for (is_moe, *_), layers in groups.items():
         name = "mixture" if is_moe else "dense"
         branches = list_saved_block_tensors(model, layers[0], shape)
         if model.recurrence is not None:

@@ -132,6 +132,10 @@ def iter_attention_tensors(
             "visible keys of both streams", shape.sequences * shape.length * keys, "pointwise"
         )
     is_rotated, saved = model.uses_rope(layer), kernel.saves_inputs
+    if layer in model.embedding.value_layers:
+        # For the gradient of its scale; the sum with the values is saved in their place.
+        table = shape.compute_sharded_bytes(scores.key_value_heads * scores.value_channels)
+        yield SavedTensor("value embedding", table, "pointwise")
     blocks = attention.list_score_blocks(layer, scores, shape)
     if blocks or attention.recomputes_scores:
         inputs = {"is_rotated": is_rotated, "are_queries_saved": saved, "are_keys_saved": saved}

@@ -101,6 +101,7 @@ class LayerStack(nn.Module):
         memory: EncoderOutput | None = None,
         real_BT: Tensor | None = None,
         predicted_BP: Tensor | None = None,
+        tokens_BT: Tensor | None = None,
         layers: range | None = None,
     ) -> tuple[Tensor, ForwardContext]:
         """Run the blocks, without the final norm and the head.
@@ -115,6 +116,7 @@ class LayerStack(nn.Module):
             real_BT: False at padding. Default: padding is where `documents_BT` is negative.
             predicted_BP: Positions of the query stream (XLNet), whose states are appended to the
                 others.
+            tokens_BT: Token ids, for layers that look them up.
             layers: Layers to run: a stage of a pipeline. Default: all.
 
         Returns:
@@ -136,6 +138,8 @@ class LayerStack(nn.Module):
         )
         if self.length_proj is not None:
             context = replace(context, length_projection_NT=self.length_proj(embedded_BTD.shape[1]))
+        if self.config.embedding.value_layers:
+            context = replace(context, tokens_BT=tokens_BT)
         if predicted_BP is not None:
             embedded_BTD = self.get_submodule("mask_embedding")(embedded_BTD, predicted_BP.shape[1])
         positions_BTD = self._embed_positions(context.positions_BT, embedded_BTD.dtype)

@@ -301,6 +301,14 @@ MODEL_FACTORS = (
         Value("norm", {"model.embedding.norm": True}),
     ),
     build_factor(
+        "token tables",
+        Value(NONE),
+        # The last layer alone, so that blocks differ and a stage without it has no such table.
+        Value("values", {"model.embedding.value_layers": [1]}),
+        Value("bigrams", {"model.embedding.bigram_rows": 23}),
+        acts_with={"objective": frozenset({"next_token"})},
+    ),
+    build_factor(
         "logits",
         Value("plain"),
         Value("bias", {"model.head.bias": "trained"}),

@@ -49,6 +49,7 @@ from llmsys.config.section import (
     list_divisors,
     raise_violations,
 )
+from llmsys.config.skips import find_skip_violations
 from llmsys.errors import Violation, format_choices
 
 Family = Literal["decoder", "encoder", "encoder_decoder"]
@@ -114,6 +115,9 @@ class ModelConfig(Section):
         PreNormConfig(),
         description="Placement of norms and residual connections around attention and "
         "feed-forward.",
+    )
+    u_shaped_skips: bool = Field(
+        False, description="Add outputs of the first half of the layers to their mirrors' inputs."
     )
     position: PositionConfig = Field(RopeConfig(), description="Position encoding.")
     attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="Attention layer.")
@@ -306,6 +310,7 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from _find_expert_violations(model)
     yield from _find_recurrence_violations(model)
     yield from model.embedding.find_violations(dict(model), model.linear_layers)
+    yield from find_skip_violations(dict(model))
     yield from _find_python_violations(model)
     yield from () if model.rnn is None else model.rnn.find_violations(model)
     if isinstance(model.residual, ReversibleConfig):

@@ -116,6 +116,8 @@ def _iter_stack_tensors(model: ModelConfig) -> Rows:
             replace(row, steps=steps * row.steps)
             for row in _iter_block_tensors(model, "blocks.{i}", tuple(layers))
         )
+    if model.u_shaped_skips:
+        yield ParameterTensor("skip_scales", (model.num_hidden_layers // 2,), "norms")
     if model.recurrence is not None:
         yield from (
             replace(row, steps=steps * row.steps) for row in model.recurrence.iter_parameters(model)

@@ -319,6 +319,13 @@ def _compute_causal_share(length: int) -> float:
     )
 
 
+def has_saved_output(model: ModelConfig, layer: int) -> bool:
+    """Return whether the output of a block is saved for a skip and is not the input of the next
+    block: in the middle of a U of an even number of layers.
+    """
+    return model.u_shaped_skips and 2 * (layer + 1) == model.num_hidden_layers
+
+
 def list_saved_block_tensors(
     model: ModelConfig, layer: int, shape: ActivationShape
 ) -> list[list[SavedTensor]]:
@@ -335,6 +342,9 @@ def list_saved_block_tensors(
         list(_iter_branch_tensors(model, layer, name, shape, is_first=not index))
         for index, name in enumerate(names)
     ]
+    if has_saved_output(model, layer):
+        stream = shape.compute_residual_bytes(model.hidden_size)
+        branches[-1].append(SavedTensor("output before its own skip", stream, "input"))
     if not model.residual.is_reversible:
         return branches
     # States are computed backwards, and branches again; the order of hashes is that of the first

@@ -88,8 +88,8 @@ def compute_initial_value(
     """Compute the initial value of one parameter, or a slice of it.
 
     A class of `kind: python` may give its own values, and decays of linear attention have theirs.
-    Norm weights are 1 (0 with unit_offset) and scales of value embeddings 1, biases and the table
-    of bigrams 0. Everything else is normal with the
+    Norm weights are 1 (0 with unit_offset) and scales of value embeddings and skips 1, biases
+    and the table of bigrams 0. Everything else is normal with the
     standard deviation of `compute_init_std`.
 
     Args:
@@ -114,7 +114,7 @@ def compute_initial_value(
         return own.clone()
     if kind.endswith("bias") or layer == "bigram_embed":
         return torch.zeros(sizes)
-    if kind == "value_scale":
+    if kind in ("value_scale", "skip_scales"):
         return torch.ones(sizes)
     if layer.endswith("norm"):
         return torch.zeros(sizes) if _has_unit_offset(config.norm, layer) else torch.ones(sizes)

@@ -142,6 +142,7 @@ DECODERS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         **SLIDING,
     },
+    "u-shaped skips": {"u_shaped_skips": True, "num_hidden_layers": 5},
     "universal, rope": {"recurrence": {"kind": "fixed"}, "num_hidden_layers": 3},
     "universal, adaptive": {
         "recurrence": {"kind": "adaptive", "threshold": 0.9, "ponder_weight": 0.5},

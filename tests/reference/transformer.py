@@ -133,10 +133,16 @@ def stack(
         return rnn.decode(config, p, x, memory or [], sources or [])
     if config.recurrence is not None:
         return recurrent(config, p, prefix, x, documents, types, alpha, memory, sources)
-    for layer in range(config.num_hidden_layers):
+    depth, outputs = config.num_hidden_layers, []
+    for layer in range(depth):
+        mirror = depth - 1 - layer
+        if config.u_shaped_skips and mirror < depth // 2:
+            scale = p["skip_scales"][mirror]
+            x = [a + scale * b for a, b in zip(x, outputs[mirror], strict=True)]
         name = f"{prefix}blocks.{layer}"
         branches = branches_of(config, p, name, layer, documents, types, memory, sources, ids)
         x = block(config, p, f"{prefix}blocks.{layer}", x, branches, alpha)
+        outputs.append(x)
     return x
 
 

@@ -271,6 +271,7 @@ MODEL_FACTORS = (
         Value("reversible", {"model.residual": {"kind": "reversible"}}, needs={"experts": NONE}),
         Value("scaled branches", {"model.residual": {"kind": "pre", "multiplier": 0.5}}),
     ),
+    build_factor("skips", Value(NONE), Value("u-shaped", {"model.u_shaped_skips": True})),
     build_choice_factor("norm", "model.norm", "rmsnorm"),
     build_choice_factor(
         "feed-forward",

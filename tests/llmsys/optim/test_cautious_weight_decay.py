@@ -17,6 +17,7 @@ from llmsys.config.optimizer import (
 )
 from llmsys.config.run import RunConfig
 from llmsys.optim.build_optimizer import build_optimizer
+from llmsys.optim.elementwise import decay_weight
 
 RATE, DECAY = 0.01, 0.5
 KINDS: dict[str, OptimizerConfig] = {
@@ -53,15 +54,19 @@ def take_steps(config: OptimizerConfig, start: Tensor, **changes: Any) -> dict[s
 def test_only_what_moves_towards_zero_decays(label: str) -> None:
     torch.manual_seed(0)
     start = torch.randn(8, 16)
-    # A product of two such numbers is zero in float32.
-    start[0] *= 1e-30
     plain = take_steps(KINDS[label], start, weight_decay=0.0)
     cautious = take_steps(KINDS[label], start, weight_decay=DECAY, cautious_weight_decay=True)
     for name in NAMES:
-        towards_zero = (start - plain[name]) * start.double() >= 0
+        towards_zero = (start - plain[name]) * start >= 0
         assert 0.3 < towards_zero.double().mean() < 0.7
         expected = plain[name] - RATE * DECAY * start.where(towards_zero, 0)
         torch.testing.assert_close(cautious[name], expected, rtol=1e-6, atol=1e-8)
+
+
+def test_signs_decide_where_a_product_is_zero_in_float32() -> None:
+    weight = torch.tensor([1e-20, -1e-20])
+    decay_weight(weight, torch.full((2,), 1e-30), 0.5, is_cautious=True)
+    assert weight.tolist() == pytest.approx([0.5e-20, -1e-20])
 
 
 @pytest.mark.parametrize("kind", ["adam", "schedule_free"])

@@ -78,7 +78,7 @@ class EmbeddingConfig(Section):
             "parametrization.kind": None if parametrization == "standard" else parametrization,
         }
         if self.bigram_rows is not None:
-            yield from self._refuse("bigram_rows", refused)
+            yield from self._find_refused("bigram_rows", refused)
         if not self.value_layers:
             return
         attention, position = model["attention"].kind, model["position"].kind
@@ -87,7 +87,7 @@ class EmbeddingConfig(Section):
             "position.kind": position if position == "transformer_xl" else None,
             "recurrence": model["recurrence"],
         }
-        yield from self._refuse("value_layers", refused)
+        yield from self._find_refused("value_layers", refused)
         last = model["num_hidden_layers"] - 1
         for layer in self.value_layers:
             if not 0 <= layer <= last:
@@ -103,7 +103,7 @@ class EmbeddingConfig(Section):
         if len(set(self.value_layers)) < len(self.value_layers):
             yield Violation("embedding.value_layers", "a layer is named twice. Name it once.")
 
-    def _refuse(self, key: str, refused: Mapping[str, Any]) -> Iterator[Violation]:
+    def _find_refused(self, key: str, refused: Mapping[str, Any]) -> Iterator[Violation]:
         for other in (one for one, value in refused.items() if value is not None):
             value = getattr(refused[other], "kind", refused[other])
             shown = f"model.{other}={value}" if isinstance(value, str) else f"model.{other}"

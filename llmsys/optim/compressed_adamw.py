@@ -27,7 +27,7 @@ from llmsys.config.optimizer import MAX_UPDATED_ELEMENTS, MomentsDtype, get_mome
 from llmsys.data.shuffle import derive_order_key
 from llmsys.errors import ConfigError
 from llmsys.model.local_tensor import get_local_tensor
-from llmsys.optim.elementwise import decay_weight
+from llmsys.optim.elementwise import apply_weight_decay
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 CODE_DTYPES = {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}
@@ -44,7 +44,7 @@ class CompressedAdamW(torch.optim.Optimizer):
         lr: Learning rate.
         betas: Decay rates of the moments.
         eps: Added to the square root of the second moment.
-        is_cautious: See `decay_weight`.
+        is_cautious: See `apply_weight_decay`.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ def _update_piece(
     root = second.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
     share = group["lr"] * group["weight_decay"]
     # The root is positive: the change has the sign of the first moment.
-    decay_weight(weight, first, share, is_cautious=is_cautious)
+    apply_weight_decay(weight, first, share, is_cautious=is_cautious)
     weight.addcdiv_(first, root, value=-group["lr"] / (1 - beta1**step))
     store_moment(piece, "exp_avg", first, generator)
     store_moment(piece, "exp_avg_sq", second, generator)

@@ -317,7 +317,7 @@ def build_elementwise_rule(config: ElementwiseConfig) -> ElementwiseRule:
             assert_never(unreachable)
 
 
-def decay_weight(weight: Tensor, change: Tensor, share: float, *, is_cautious: bool) -> None:
+def apply_weight_decay(weight: Tensor, change: Tensor, share: float, *, is_cautious: bool) -> None:
     """Decay a weight in place, before its change is subtracted.
 
     Args:
@@ -358,7 +358,7 @@ def update_parameter(
         step: Counted from 1.
         rate: Learning rate.
         weight_decay: Per unit of learning rate.
-        is_cautious: See `decay_weight`.
+        is_cautious: See `apply_weight_decay`.
         gradient_scale: Factor on the gradient.
         average_share: The step's share of the average, for an optimizer that keeps one.
     """
@@ -377,7 +377,7 @@ def update_parameter(
             )
             continue
         update = rule.compute_update(scaled, state, step, rate)
-        decay_weight(weight, update, rate * weight_decay, is_cautious=is_cautious)
+        apply_weight_decay(weight, update, rate * weight_decay, is_cautious=is_cautious)
         # A rounding of its own: add_(update, alpha=...) may fuse it with that of the product.
         weight.sub_(update)
 

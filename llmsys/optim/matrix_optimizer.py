@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.matrix_optimizers import AdafactorConfig, SoapConfig
-from llmsys.optim.elementwise import decay_weight
+from llmsys.optim.elementwise import apply_weight_decay
 
 # M, N the sides of a matrix (any leading dims are a batch of matrices), S one of them
 
@@ -147,7 +147,7 @@ class AdafactorRule:
             .div_(self.config.clip_threshold)
             .clamp_(min=1.0)
         )
-        decay_weight(
+        apply_weight_decay(
             weight, update, rate * weight_decay, is_cautious=self.config.cautious_weight_decay
         )
         weight.sub_(update.mul_(size * min(rate, step**-0.5) / excess))
@@ -199,7 +199,7 @@ class SoapRule:
             least = MIN_ROOT * root.amax(tuple(range(-min(2, root.ndim), 0)), keepdim=True)
             root = root.clamp_(min=least).add_(self.config.eps)
             update = _rotate(_rotate(first, state, sides) / root, state, sides, back=True)
-            decay_weight(
+            apply_weight_decay(
                 weight, update, rate * weight_decay, is_cautious=self.config.cautious_weight_decay
             )
             weight.sub_(update.mul_(rate / (1 - beta1**count)))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llmsys.config.matrix_optimizers import MuonConfig, Orthogonalization, get_input_dim
 from llmsys.model.local_tensor import get_local_tensor
-from llmsys.optim.elementwise import decay_weight
+from llmsys.optim.elementwise import apply_weight_decay
 
 # M, N the sides of a matrix, E experts (any leading dims are a batch of matrices)
 
@@ -190,7 +190,7 @@ class Muon(torch.optim.Optimizer):
             for parameter, update, scale in zip(parameters, local, scales, strict=True):
                 weight = get_local_tensor(parameter)
                 change = update.to(weight.dtype)
-                decay_weight(
+                apply_weight_decay(
                     weight,
                     change,
                     group["lr"] * group["weight_decay"],

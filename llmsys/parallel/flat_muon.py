@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from llmsys.config.optimizer import AdamWConfig, MuonConfig
-from llmsys.optim.elementwise import STATE_KEYS, AdamWRule, decay_weight, update_parameter
+from llmsys.optim.elementwise import STATE_KEYS, AdamWRule, apply_weight_decay, update_parameter
 from llmsys.optim.muon import ADAMW_RMS, orthogonalize_matrices
 
 # Elements of the matrices that are put together at a time; a larger matrix is alone.
@@ -128,7 +128,7 @@ class FlatMuon(torch.optim.Optimizer):
                 scale = ADAMW_RMS * math.sqrt(max(piece.shape[-2:]))
                 own = shard[piece.in_shard]
                 change = update[piece.in_matrix].to(shard)
-                decay_weight(own, change, rate * decay, is_cautious=self._is_cautious)
+                apply_weight_decay(own, change, rate * decay, is_cautious=self._is_cautious)
                 own.add_(change, alpha=-rate * scale)
 
     def _orthogonalize(

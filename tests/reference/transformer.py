@@ -133,7 +133,8 @@ def stack(
         return rnn.decode(config, p, x, memory or [], sources or [])
     if config.recurrence is not None:
         return recurrent(config, p, prefix, x, documents, types, alpha, memory, sources)
-    depth, outputs = config.num_hidden_layers, []
+    depth = config.num_hidden_layers
+    outputs: list[Vectors] = []
     for layer in range(depth):
         mirror = depth - 1 - layer
         if config.u_shaped_skips and mirror < depth // 2:

@@ -223,7 +223,7 @@ class PlainStep:
         coefficients = [(3.4445, -4.7750, 2.0315)] * config.newton_schulz_steps
         if config.orthogonalization == "polar_express":
             x = x / 1.01
-            coefficients = solve_polar_express(config.newton_schulz_steps)
+            coefficients = compute_polar_express(config.newton_schulz_steps)
         for a, b, c in coefficients:
             square = x @ x.mT
             x = a * x + b * square @ x + c * square @ square @ x
@@ -378,7 +378,7 @@ def _build_first_basis(square: Tensor) -> Tensor:
     return torch.stack(bases).view_as(vectors)
 
 
-def solve_polar_express(steps: int) -> list[tuple[float, float, float]]:
+def compute_polar_express(steps: int) -> list[tuple[float, float, float]]:
     """Return the coefficients of each step (Amsel 2025, arXiv:2505.16932, algorithm 2 and 3.4).
 
     Each is the odd polynomial of degree 5 with the least largest distance from 1 on the interval

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from llmsys.config.optimizer import AdamWConfig, MuonConfig
-from llmsys.doctor.pairs.plain_optimizers import solve_polar_express
+from llmsys.doctor.pairs.plain_optimizers import compute_polar_express
 from llmsys.optim.build_optimizer import build_optimizer
 from llmsys.optim.muon import list_coefficients, orthogonalize_matrices
 from llmsys.optim.parameter_groups import build_parameter_groups
@@ -59,7 +59,7 @@ def test_orthogonal_makes_singular_values_near_one_for_each_matrix_of_a_stack() 
 
 def test_polar_express_has_the_best_polynomial_of_each_step() -> None:
     for ours, theirs in zip(
-        list_coefficients("polar_express", 9), solve_polar_express(9), strict=True
+        list_coefficients("polar_express", 9), compute_polar_express(9), strict=True
     ):
         assert ours == pytest.approx(theirs, rel=1e-7)
 

@@ -116,9 +116,7 @@ class ModelConfig(Section):
         description="Placement of norms and residual connections around attention and "
         "feed-forward.",
     )
-    u_shaped_skips: bool = Field(
-        False, description="Add outputs of the first half of the layers to their mirrors' inputs."
-    )
+    u_shaped_skips: bool = Field(False, description="Add layers' outputs to their mirror images.")
     position: PositionConfig = Field(RopeConfig(), description="Position encoding.")
     attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="Attention layer.")
     linear_attention: LinearAttentionConfig | None = Field(
@@ -309,8 +307,9 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from _find_linear_violations(model)
     yield from _find_expert_violations(model)
     yield from _find_recurrence_violations(model)
-    yield from model.embedding.find_violations(dict(model), model.linear_layers)
-    yield from find_skip_violations(dict(model))
+    if model.embedding.value_layers or model.embedding.bigram_rows:
+        yield from model.embedding.find_violations(dict(model), model.linear_layers)
+    yield from find_skip_violations(dict(model)) if model.u_shaped_skips else ()
     yield from _find_python_violations(model)
     yield from () if model.rnn is None else model.rnn.find_violations(model)
     if isinstance(model.residual, ReversibleConfig):

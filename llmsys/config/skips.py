@@ -14,10 +14,8 @@ def find_skip_violations(model: dict[str, Any]) -> Iterator[Violation]:
     """Yield what skips between layers cannot be combined with.
 
     Args:
-        model: fields of the model, with `u_shaped_skips`.
+        model: fields of a model that has them.
     """
-    if not model["u_shaped_skips"]:
-        return
     parametrization = model["parametrization"].kind
     refused = {
         "num_hidden_layers": 1 if model["num_hidden_layers"] == 1 else None,

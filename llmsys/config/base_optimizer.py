@@ -90,6 +90,11 @@ class BaseOptimizerConfig(Section):
         description="Weight decay of matrices, multiplied by the learning rate and decoupled "
         "(adam: added to the gradient); vectors are not decayed.",
     )
+    cautious_weight_decay: bool = Field(
+        False,
+        description="Decay only elements that the update moves towards zero (Chen 2025, "
+        "arXiv:2510.12402).",
+    )
     max_attention_logit: float | None = Field(
         None,
         gt=0,
@@ -209,7 +214,9 @@ class AdamWConfig(BaseOptimizerConfig):
         """Return 0 where the fused kernel updates in place, else some tensors of one piece of a
         parameter.
         """
-        return 0 if self.moments == "fp32" else 24 * min(elements, MAX_UPDATED_ELEMENTS)
+        if self.moments == "fp32" and not self.cautious_weight_decay:
+            return 0
+        return 24 * min(elements, MAX_UPDATED_ELEMENTS)
 
     @property
     def moved_bytes(self) -> int:

@@ -1,6 +1,4 @@
-"""Configuration around the blocks: embedding, heads, dropout, encoder, MTP modules, and blocks
-that repeat.
-"""
+"""Configuration around the blocks: heads, dropout, encoder, MTP modules, and blocks that repeat."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
@@ -18,31 +16,6 @@ from llmsys.config.module_tensors import (
 )
 from llmsys.config.section import Section
 from llmsys.errors import Violation
-
-
-class EmbeddingConfig(Section):
-    """The token embedding. An encoder-decoder shares it unless `source_vocab_size` is set."""
-
-    scale: float | Literal["sqrt_hidden_size"] = Field(
-        1.0,
-        description="Scale of the token embedding; sqrt_hidden_size as in Vaswani 2017 and Gemma.",
-    )
-    norm: bool = Field(
-        False, description="Normalize the sum of all embeddings (BERT, BLOOM, BART)."
-    )
-    token_types: int = Field(0, ge=0, description="Number of learned segment embeddings (BERT: 2).")
-    source_vocab_size: int | None = Field(
-        None,
-        ge=2,
-        description="Rows of a separate source embedding in an encoder-decoder. null: share the "
-        "target's.",
-    )
-    initializer_range: float | None = Field(
-        None,
-        gt=0,
-        description="Standard deviation of the initial token embedding. null: "
-        "model.initializer_range.",
-    )
 
 
 class _BaseHeadConfig(Section):

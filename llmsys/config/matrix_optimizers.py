@@ -9,6 +9,21 @@ from llmsys.config.base_optimizer import BaseOptimizerConfig, Decay, UpdateRule,
 from llmsys.config.section import raise_violations
 from llmsys.errors import Violation
 
+Orthogonalization = Literal["newton_schulz", "polar_express"]
+
+
+def get_input_dim(num_dims: int) -> int:
+    """Return the dim of a projection that its inputs have; the other of the last two dims has its
+    neurons.
+
+    Args:
+        num_dims: of the parameter: a matrix is (out, in), a stack of experts (E, in, out).
+
+    Returns:
+        -1 or -2.
+    """
+    return -1 if num_dims == 2 else -2
+
 
 class MuonConfig(BaseOptimizerConfig):
     """Orthogonalized momentum for the matrices of blocks and experts (Jordan 2024); AdamW for all
@@ -22,6 +37,16 @@ class MuonConfig(BaseOptimizerConfig):
     momentum: Decay = Field(0.95, description="Momentum of matrices.")
     newton_schulz_steps: int = Field(
         5, ge=1, le=20, description="Newton-Schulz iterations that orthogonalize the momentum."
+    )
+    orthogonalization: Orthogonalization = Field(
+        "newton_schulz",
+        description="Coefficients of the iterations. newton_schulz: the same in each (Jordan "
+        "2024). polar_express: the best of each (Amsel 2025, arXiv:2505.16932).",
+    )
+    neuron_beta: Decay | None = Field(
+        None,
+        description="Decay rate of the second moment of each neuron, by whose root its updates "
+        "are divided (NorMuon, Li 2025, arXiv:2510.05491, has 0.95). null: no such moment.",
     )
 
     def select_update_rule(self, name: str, num_dims: int) -> UpdateRule:
@@ -48,13 +73,23 @@ class MuonConfig(BaseOptimizerConfig):
         """
         return 1 if self.select_update_rule(name, num_dims) == "muon" else 2
 
+    def compute_state_bytes(self, name: str, shape: tuple[int, ...]) -> float:
+        """Return the bytes of all moments of one element, with its share of a neuron's."""
+        found = super().compute_state_bytes(name, shape)
+        if self.neuron_beta is None or self.select_update_rule(name, len(shape)) != "muon":
+            return found
+        return found + 4 / shape[get_input_dim(len(shape))]
+
     def count_update_bytes(
         self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool
     ) -> int:
         """Return momenta and updates, what is sent and received of both, and the products of one
-        matrix.
+        matrix, or its update in float32 with the signs of a cautious decay.
         """
-        return dtype_bytes * ((6 if is_exchanged else 2) * elements + 5 * largest_matrix)
+        products = 5 * dtype_bytes
+        step = 16 if self.cautious_weight_decay else 4 if self.neuron_beta is None else 8
+        of_one = max(products, step) * largest_matrix
+        return dtype_bytes * (6 if is_exchanged else 2) * elements + of_one
 
     @property
     def moved_bytes(self) -> int:
@@ -111,8 +146,10 @@ class AdafactorConfig(BaseOptimizerConfig):
     def count_update_bytes(
         self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool
     ) -> int:
-        """Return a full weight and gradient with the estimate and the update, in float32."""
-        return 16 * largest_matrix
+        """Return a full weight and gradient with the estimate and the update, in float32, and the
+        signs of a cautious decay.
+        """
+        return (28 if self.cautious_weight_decay else 16) * largest_matrix
 
     @property
     def moved_bytes(self) -> int:
@@ -186,8 +223,10 @@ class SoapConfig(BaseOptimizerConfig):
     def count_update_bytes(
         self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool
     ) -> int:
-        """Return the gathered tensors of the largest matrix, with its rotations, in float32."""
-        return 48 * largest_matrix
+        """Return the gathered tensors of the largest matrix, with its rotations, in float32, and
+        the signs of a cautious decay.
+        """
+        return (60 if self.cautious_weight_decay else 48) * largest_matrix
 
     @property
     def moved_bytes(self) -> int:

@@ -16,10 +16,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.attention import MultiHeadAttentionConfig
+from llmsys.config.embedding import EmbeddingConfig
 from llmsys.config.feed_forward import DenseFeedForwardConfig, SwigluConfig
 from llmsys.config.head import (
     DropoutConfig,
-    EmbeddingConfig,
     EncoderConfig,
     HeadConfig,
     LmHeadConfig,
@@ -49,6 +49,7 @@ from llmsys.config.section import (
     list_divisors,
     raise_violations,
 )
+from llmsys.config.skips import find_skip_violations
 from llmsys.errors import Violation, format_choices
 
 Family = Literal["decoder", "encoder", "encoder_decoder"]
@@ -115,6 +116,7 @@ class ModelConfig(Section):
         description="Placement of norms and residual connections around attention and "
         "feed-forward.",
     )
+    u_shaped_skips: bool = Field(False, description="Add layers' outputs to their mirror images.")
     position: PositionConfig = Field(RopeConfig(), description="Position encoding.")
     attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="Attention layer.")
     linear_attention: LinearAttentionConfig | None = Field(
@@ -311,6 +313,9 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from _find_linear_violations(model)
     yield from _find_expert_violations(model)
     yield from _find_recurrence_violations(model)
+    if model.embedding.value_layers or model.embedding.bigram_rows:
+        yield from model.embedding.find_violations(dict(model), model.linear_layers)
+    yield from find_skip_violations(dict(model)) if model.u_shaped_skips else ()
     yield from _find_python_violations(model)
     yield from () if model.rnn is None else model.rnn.find_violations(model)
     if isinstance(model.residual, ReversibleConfig):

@@ -51,7 +51,8 @@ class _ElementwiseConfig(BaseOptimizerConfig):
         self, elements: int, largest_matrix: int, *, dtype_bytes: int, is_exchanged: bool
     ) -> int:
         """Return some tensors of one piece of a parameter."""
-        return 16 * min(elements, MAX_UPDATED_ELEMENTS)
+        size = 24 if self.cautious_weight_decay else 16
+        return size * min(elements, MAX_UPDATED_ELEMENTS)
 
     @property
     def moved_bytes(self) -> int:

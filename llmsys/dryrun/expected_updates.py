@@ -1,8 +1,8 @@
 """Expected messages of optimizers that need whole matrices, and of a limit on attention logits.
 
 Muon sends each matrix to one rank, which orthogonalizes it, and back: two all-to-alls for the
-matrices of a group of parameters. Adafactor and SOAP gather a parameter, its gradient and its
-state.
+matrices of a group of parameters; with `neuron_beta` ranks add up sums over neurons. Adafactor and
+SOAP gather a parameter, its gradient and its state.
 
 Invariants:
 - Everything follows from the config and the tensors that it lists.
@@ -51,6 +51,8 @@ def add_update_messages(context: RankContext, expected: Expectation) -> None:
         case MuonConfig():
             if has_shards:
                 _add_owner_messages(context, optimizer, expected)
+                if optimizer.neuron_beta is not None:
+                    _add_neuron_sums(context, optimizer, expected)
         case AdafactorConfig() | SoapConfig():
             if has_shards:
                 _add_gathers(context, optimizer, expected)
@@ -181,6 +183,34 @@ def _add_owner_messages(context: RankContext, optimizer: MuonConfig, expected: E
         owned = [shape for shape, owner in zip(shapes, owners, strict=True) if owner == own]
         size = itemsize * max(sum(map(prod, owned)), local[key])
         expected.add(OPTIMIZER, Message("all_to_all", shards, dtype, size), 2)
+
+
+def _add_neuron_sums(context: RankContext, optimizer: MuonConfig, expected: Expectation) -> None:
+    """Expect the sums of a step of NorMuon over cut matrices: one number for each neuron where its
+    inputs are cut, and one for each matrix where its neurons are. A message has those of a group of
+    parameters.
+    """
+    sizes: dict[tuple[bool, float, bool, tuple[int, ...], tuple[int, ...]], int]
+    sizes = defaultdict(int)
+    for row in context.rows:
+        if optimizer.select_update_rule(row.name, len(row.shape)) != "muon":
+            continue
+        cut = find_cut(context, row)
+        local = [*cut.shape]
+        local[cut.dim] = count_chunk(
+            cut.shape[cut.dim], len(cut.shards), cut.shards.index(context.rank)
+        )
+        # A matrix is (out, in), a stack of experts (E, in, out).
+        inputs, neurons = (1, 0) if len(row.shape) == 2 else (1, 2)
+        stack = prod(local[:-2])
+        factor = compute_rate_factor(context.config.model, row.name, MUON_EXPONENT)
+        for ranks, dim in ((cut.shards, cut.dim), (cut.outer, cut.outer_dim)):
+            if len(ranks) > 1 and dim in (inputs, neurons):
+                count = stack * (local[neurons] if dim == inputs else 1)
+                key = (row.is_routed, factor, dim == inputs, ranks, cut.outer)
+                sizes[key] += 4 * row.num_copies * count
+    for (_, _, _, ranks, _), size in sizes.items():
+        expected.add(OPTIMIZER, Message("all_reduce", ranks, "float32", size))
 
 
 def assign_owners(shapes: list[tuple[int, int]], ranks: int) -> list[int]:

@@ -284,7 +284,8 @@ def build_flat_optimizer(
             torch.float32 if compute_dtype == torch.float32 else torch.bfloat16,
         )
     elementwise = require_elementwise(config)
-    if not isinstance(elementwise, AdamWConfig):
+    # torch's kernel decays every element.
+    if not isinstance(elementwise, AdamWConfig) or config.cautious_weight_decay:
         return ElementwiseOptimizer(param_groups, elementwise)
     return torch.optim.AdamW(
         param_groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True

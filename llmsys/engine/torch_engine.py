@@ -52,6 +52,7 @@ from llmsys.parallel.fsdp import (
 from llmsys.parallel.full_tensors import build_sharded_zeros, update_full_tensors
 from llmsys.parallel.gradient_clipping import clip_gradients, collect_gradients
 from llmsys.parallel.plain import PlainModel
+from llmsys.parallel.shard_sums import build_sharded_sums, sum_over_shards
 
 
 class TorchEngine:
@@ -142,6 +143,8 @@ class TorchEngine:
             alike=group_by_mesh,
             update=update_full_tensors,
             build_zeros=build_sharded_zeros,
+            sum_shards=sum_over_shards,
+            build_sums=build_sharded_sums,
         )
 
     def train_step(

@@ -18,7 +18,11 @@ from llmsys.config.module_tensors import ActivationShape, SavedTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.memory_timeline import MemoryItem, compute_saved_bytes
-from llmsys.estimate.saved_tensors import choose_attention_memory, list_saved_block_tensors
+from llmsys.estimate.saved_tensors import (
+    choose_attention_memory,
+    has_saved_output,
+    list_saved_block_tensors,
+)
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import FP32, get_compute_dtype_bytes
 
@@ -120,11 +124,17 @@ def _iter_stack_groups(
             "recurrent", prefix, (0,), [list(model.rnn.iter_saved_tensors(model, shape))]
         )
         return
-    groups: dict[tuple[bool, bool, str], list[int]] = {}
+    groups: dict[tuple[bool, bool, str, bool, bool], list[int]] = {}
     for layer in range(model.num_hidden_layers):
-        key = (model.is_moe_layer(layer), model.uses_rope(layer), model.get_layer_type(layer))
+        key = (
+            model.is_moe_layer(layer),
+            model.uses_rope(layer),
+            model.get_layer_type(layer),
+            layer in model.embedding.value_layers,
+            has_saved_output(model, layer),
+        )
         groups.setdefault(key, []).append(layer)
-    for (is_moe, _, _), layers in groups.items():
+    for (is_moe, *_), layers in groups.items():
         name = "mixture" if is_moe else "dense"
         branches = list_saved_block_tensors(model, layers[0], shape)
         if model.recurrence is not None:

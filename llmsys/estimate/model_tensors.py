@@ -15,6 +15,7 @@ Invariants:
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 
 from pydantic import Field
 
@@ -48,6 +49,10 @@ def _list_tensors(model: ModelConfig) -> tuple[ParameterTensor, ...]:
     if (source := model.embedding.source_vocab_size) is not None:
         rows.append(
             ParameterTensor("source_embed.weight", (source, model.hidden_size), "embedding")
+        )
+    if (bigrams := model.embedding.bigram_rows) is not None:
+        rows.append(
+            ParameterTensor("bigram_embed.weight", (bigrams, model.hidden_size), "embedding")
         )
     if model.family == "encoder_decoder":
         rows += (_to_encoder_tensor(row) for row in _iter_stack_tensors(model.encoder_model))
@@ -101,16 +106,18 @@ def _iter_stack_tensors(model: ModelConfig) -> Rows:
         yield from model.rnn.iter_parameters(model)
         return
     steps = model.num_hidden_layers // model.num_blocks
-    kinds: dict[tuple[bool, bool], list[int]] = {}
+    kinds: dict[tuple[bool, bool, bool], list[int]] = {}
     for layer in range(model.num_blocks):
-        kinds.setdefault((model.is_moe_layer(layer), model.is_linear_layer(layer)), []).append(
-            layer
-        )
+        has_table = layer in model.embedding.value_layers
+        kind = (model.is_moe_layer(layer), model.is_linear_layer(layer), has_table)
+        kinds.setdefault(kind, []).append(layer)
     for _, layers in sorted(kinds.items()):
         yield from (
             replace(row, steps=steps * row.steps)
             for row in _iter_block_tensors(model, "blocks.{i}", tuple(layers))
         )
+    if model.u_shaped_skips:
+        yield ParameterTensor("skip_scales", (model.num_hidden_layers // 2,), "norms")
     if model.recurrence is not None:
         yield from (
             replace(row, steps=steps * row.steps) for row in model.recurrence.iter_parameters(model)
@@ -129,6 +136,8 @@ def _iter_block_tensors(model: ModelConfig, name: str, layers: tuple[int, ...]) 
     mixer = _iter_attention_tensors(model)
     if model.linear_attention is not None and model.is_linear_layer(layers[0]):
         mixer = model.linear_attention.iter_parameters(model)
+    if layers[0] in model.embedding.value_layers:
+        mixer = chain(mixer, model.embedding.iter_value_parameters(model))
     rows = [*_iter_branch_tensors(model, "attention", mixer)]
     if model.family == "encoder_decoder":
         cross = model.attention.cross_attention.iter_projection_parameters(
@@ -245,8 +254,9 @@ class ParameterCounts(ComponentCounts):
 
     `non_embedding` is the total without token embeddings, tables and vectors of positions and token
     types, the head's own matrix and the bias on the logits. `per_layer` has the keys encoder,
-    dense, moe, dense_linear, moe_linear (those of linear attention) and multi_token_prediction as
-    far as such layers exist; dense and moe are the decoder's in an encoder-decoder.
+    dense, moe, dense_linear, moe_linear (those of linear attention), dense_values, moe_values
+    (those with value embeddings) and multi_token_prediction as far as such layers exist; dense and
+    moe are the decoder's in an encoder-decoder.
     """
 
     per_layer: dict[str, int] = Field(description="Parameters of one layer by its kind.")
@@ -320,6 +330,8 @@ def get_layer_kind(model: ModelConfig, row: ParameterTensor) -> str:
     if row.component == "multi_token_prediction":
         return row.component
     kind = "moe" if model.is_moe_layer(row.layers[0]) else "dense"
+    if row.layers[0] in model.embedding.value_layers:
+        return f"{kind}_values"
     return f"{kind}_linear" if model.is_linear_layer(row.layers[0]) else kind
 
 

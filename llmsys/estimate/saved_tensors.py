@@ -132,6 +132,10 @@ def iter_attention_tensors(
             "visible keys of both streams", shape.sequences * shape.length * keys, "pointwise"
         )
     is_rotated, saved = model.uses_rope(layer), kernel.saves_inputs
+    if layer in model.embedding.value_layers:
+        # For the gradient of its scale; the sum with the values is saved in their place.
+        table = shape.compute_sharded_bytes(scores.key_value_heads * scores.value_channels)
+        yield SavedTensor("value embedding", table, "pointwise")
     blocks = attention.list_score_blocks(layer, scores, shape)
     if blocks or attention.recomputes_scores:
         inputs = {"is_rotated": is_rotated, "are_queries_saved": saved, "are_keys_saved": saved}
@@ -315,6 +319,13 @@ def _compute_causal_share(length: int) -> float:
     )
 
 
+def has_saved_output(model: ModelConfig, layer: int) -> bool:
+    """Return whether the output of a block is saved for a skip and is not the input of the next
+    block: in the middle of a U of an even number of layers.
+    """
+    return model.u_shaped_skips and 2 * (layer + 1) == model.num_hidden_layers
+
+
 def list_saved_block_tensors(
     model: ModelConfig, layer: int, shape: ActivationShape
 ) -> list[list[SavedTensor]]:
@@ -331,6 +342,9 @@ def list_saved_block_tensors(
         list(_iter_branch_tensors(model, layer, name, shape, is_first=not index))
         for index, name in enumerate(names)
     ]
+    if has_saved_output(model, layer):
+        stream = shape.compute_residual_bytes(model.hidden_size)
+        branches[-1].append(SavedTensor("output before its own skip", stream, "input"))
     if not model.residual.is_reversible:
         return branches
     # States are computed backwards, and branches again; the order of hashes is that of the first

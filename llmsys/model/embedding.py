@@ -17,6 +17,9 @@ from llmsys.config.position import (
     SinusoidalPositionConfig,
 )
 
+# Factors of a token and of the one before it in the hash of a bigram, odd so that no bit is lost.
+BIGRAM_FACTORS = (36313, 27191)
+
 
 class TokenEmbedding(nn.Embedding):
     """An embedding whose gradient is summed in float32, also when the weight is bfloat16."""
@@ -65,6 +68,28 @@ def get_embedding_scale(config: ModelConfig) -> float:
 
 
 # B rows, T positions (of queries), S positions of keys, H heads, D width
+
+
+def compute_bigram_rows(
+    tokens_BT: Tensor, previous_BT: Tensor, positions_BT: Tensor, config: ModelConfig
+) -> Tensor:
+    """Compute the row of each pair of a token and the one before it: a hash, so pairs share rows.
+
+    Args:
+        tokens_BT: Token ids.
+        previous_BT: The token before each; any number at the first one of a document.
+        positions_BT: Positions in documents, (B, T) or (1, T).
+        config: The model, with `embedding.bigram_rows`.
+
+    Returns:
+        Row numbers, int64 (B, T).
+    """
+    assert config.embedding.bigram_rows is not None
+    # The first token of a document follows a token that no other follows.
+    previous_BT = previous_BT.long().where(positions_BT > 0, config.vocab_size)
+    own, before = BIGRAM_FACTORS
+    mixed_BT = torch.bitwise_xor(own * tokens_BT.long(), before * previous_BT)
+    return mixed_BT.remainder(config.embedding.bigram_rows)
 
 
 class LearnedPositionEmbedding(nn.Module):

@@ -78,6 +78,8 @@ class ForwardContext:
     documents_BT: Tensor | None = None
     length_projection_NT: Tensor | None = None
     predicted_BP: Tensor | None = None
+    tokens_BT: Tensor | None = None
+    """Token ids, for tables that layers look up."""
     kept: dict[str, Any] | None = None
     """What a repeated pass must not compute anew, by name; None: it computes the same."""
 
@@ -219,7 +221,7 @@ class ContextBuilder:
             }
         return ForwardContext(
             masks=masks,
-            positions_BT=_compute_positions(length, documents_BT, cache, device),
+            positions_BT=compute_positions(length, documents_BT, cache, device),
             rotations=self._build_rotations(length, cache, device),
             distances_RD=self._compute_distance_sinusoids(
                 start, length, like, is_cached=cache is not None
@@ -277,11 +279,19 @@ def _check_inputs(
         )
 
 
-def _compute_positions(
+def compute_positions(
     length: int, documents_BT: Tensor | None, cache: KeyValueCache | None, device: torch.device
 ) -> Tensor:
-    """Return the positions that are added to the embedding: every document, and every row of a
-    cache, begins at 0.
+    """Compute the positions of new tokens: every document, and every row of a cache, begins at 0.
+
+    Args:
+        length: Number of the tokens, T.
+        documents_BT: Document id of each; None: a row is one document.
+        cache: Cache of earlier tokens, which the new ones follow.
+        device: Device of the result.
+
+    Returns:
+        (B, T), or (1, T) where rows do not differ. Padded slots of a cache have position 0.
     """
     if cache is not None:
         return cache.get_positions(cache.length, cache.length + length).to(device)

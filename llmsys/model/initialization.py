@@ -54,7 +54,7 @@ DEEPNORM_SCALED = ("v_proj", "o_proj", "kv_b_proj", "gate_proj", "up_proj", "dow
 MIN_DECAY_SHARE = 1 / 1600
 # The least and the largest initial step of Mamba-2, as in the authors' code.
 INITIAL_STEPS = (0.001, 0.1)
-TABLES = ("embed", "positions", "token_types", "relative_bias", "head")
+TABLES = ("embed", "positions", "token_types", "relative_bias", "value_embedding", "head")
 
 
 def build_initializer(config: ModelConfig, seed: int, *, draws: bool = True) -> Initializer:
@@ -88,7 +88,8 @@ def compute_initial_value(
     """Compute the initial value of one parameter, or a slice of it.
 
     A class of `kind: python` may give its own values, and decays of linear attention have theirs.
-    Norm weights are 1 (0 with unit_offset) and biases 0. Everything else is normal with the
+    Norm weights are 1 (0 with unit_offset) and scales of value embeddings and skips 1, biases
+    and the table of bigrams 0. Everything else is normal with the
     standard deviation of `compute_init_std`.
 
     Args:
@@ -111,8 +112,10 @@ def compute_initial_value(
         for dim, (start, size) in enumerate(region):
             own = own.narrow(dim, start, size)
         return own.clone()
-    if kind.endswith("bias"):
+    if kind.endswith("bias") or layer == "bigram_embed":
         return torch.zeros(sizes)
+    if kind in ("value_scale", "skip_scales"):
+        return torch.ones(sizes)
     if layer.endswith("norm"):
         return torch.zeros(sizes) if _has_unit_offset(config.norm, layer) else torch.ones(sizes)
     return draw_normal(_compute_parameter_key(name, seed), shape, region).mul_(

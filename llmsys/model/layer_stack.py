@@ -73,6 +73,9 @@ class LayerStack(nn.Module):
         self.length_proj: LengthProjection | None = build_shared_length_projection(config)
         self.embedding_norm = build_norm(config, width) if config.embedding.norm else None
         self.blocks = nn.ModuleList(_build_blocks(config, alpha))
+        self.skip_scales: nn.Parameter | None = None
+        if config.u_shaped_skips:
+            self.skip_scales = nn.Parameter(torch.ones(config.num_hidden_layers // 2))
         self.recurrence = build_recurrence(config)
         self.norm = build_norm(config, width) if _has_final_norm(config) else None
         self.shared = ContextBuilder(config)
@@ -101,6 +104,7 @@ class LayerStack(nn.Module):
         memory: EncoderOutput | None = None,
         real_BT: Tensor | None = None,
         predicted_BP: Tensor | None = None,
+        tokens_BT: Tensor | None = None,
         layers: range | None = None,
     ) -> tuple[Tensor, ForwardContext]:
         """Run the blocks, without the final norm and the head.
@@ -115,6 +119,7 @@ class LayerStack(nn.Module):
             real_BT: False at padding. Default: padding is where `documents_BT` is negative.
             predicted_BP: Positions of the query stream (XLNet), whose states are appended to the
                 others.
+            tokens_BT: Token ids, for layers that look them up.
             layers: Layers to run: a stage of a pipeline. Default: all.
 
         Returns:
@@ -136,6 +141,8 @@ class LayerStack(nn.Module):
         )
         if self.length_proj is not None:
             context = replace(context, length_projection_NT=self.length_proj(embedded_BTD.shape[1]))
+        if self.config.embedding.value_layers:
+            context = replace(context, tokens_BT=tokens_BT)
         if predicted_BP is not None:
             embedded_BTD = self.get_submodule("mask_embedding")(embedded_BTD, predicted_BP.shape[1])
         positions_BTD = self._embed_positions(context.positions_BT, embedded_BTD.dtype)
@@ -149,6 +156,8 @@ class LayerStack(nn.Module):
             x_BTD = self.recurrence(self.blocks[0], x_BTD, positions_BTD, context)
         elif self.config.residual.is_reversible:
             x_BTD = run_reversible_blocks(self.select_blocks(layers), x_BTD, context)
+        elif self.skip_scales is not None:
+            x_BTD = self._run_with_skips(self.skip_scales, x_BTD, context)
         else:
             for block in self.select_blocks(layers):
                 x_BTD = block(x_BTD, context)
@@ -156,6 +165,23 @@ class LayerStack(nn.Module):
         if cache is not None:
             cache.advance(embedded_BTD.shape[1])
         return x_BTD, context
+
+    def _run_with_skips(
+        self, scales: nn.Parameter, x_BTD: Tensor, context: ForwardContext
+    ) -> Tensor:
+        """Run all blocks, with the outputs of the first half added to the inputs of their mirror
+        images.
+        """
+        # Once: ZeRO-3 reduces a gradient after each use of a parameter.
+        unused = list(scales.unbind())
+        kept: list[Tensor] = []
+        for layer, block in enumerate(self.blocks):
+            if layer >= len(self.blocks) - len(scales):
+                x_BTD = x_BTD + unused.pop() * kept.pop()
+            x_BTD = block(x_BTD, context)
+            if layer < len(scales):
+                kept.append(x_BTD)
+        return x_BTD
 
     def select_blocks(self, layers: range | None) -> list[nn.Module]:
         """Return the blocks of some layers. In a pipeline a rank lacks those of other stages.

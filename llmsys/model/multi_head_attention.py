@@ -11,6 +11,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.parametrization_factors import compute_score_factor
 from llmsys.model.attention_logits import LogitRecorder
 from llmsys.model.attention_mask import LayerMask
+from llmsys.model.embedding import TokenEmbedding
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.normalization import build_norm
 from llmsys.model.scaled_dot_product import compute_attention
@@ -123,6 +124,11 @@ class MultiHeadAttention(AttentionProjections):
         self.rotates = config.uses_rope(layer)
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if attention.sinks else None
         self.logit_recorder: LogitRecorder | None = None
+        self.value_embedding: TokenEmbedding | None = None
+        if layer in config.embedding.value_layers:
+            width = config.num_key_value_heads * config.head_dim
+            self.value_embedding = TokenEmbedding(config.vocab_size, width)
+            self.value_scale = nn.Parameter(torch.ones(1))
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions.
@@ -136,6 +142,9 @@ class MultiHeadAttention(AttentionProjections):
         """
         q_BTHK = self._project_queries(x_BTD)
         k_BTGK, v_BTGK = self._project_keys_values(x_BTD)
+        if self.value_embedding is not None:
+            e_BTW = self.value_scale * self.value_embedding(context.tokens_BT)
+            v_BTGK = v_BTGK + e_BTW.unflatten(-1, (-1, self.head_dim))
         q_BTHK, k_BSGK, v_BSGK = context.rotate_and_cache(
             self.layer_type, self.layer, self.rotates, q_BTHK, k_BTGK, v_BTGK
         )

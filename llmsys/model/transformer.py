@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.head import ClassificationHeadConfig
@@ -24,8 +25,8 @@ from llmsys.errors import ConfigError
 from llmsys.model.deepnorm import compute_deepnorm_alpha
 from llmsys.model.document_lengths import DocumentLengths
 from llmsys.model.dropout import apply_dropout
-from llmsys.model.embedding import TokenEmbedding, get_embedding_scale
-from llmsys.model.forward_context import ForwardContext
+from llmsys.model.embedding import TokenEmbedding, compute_bigram_rows, get_embedding_scale
+from llmsys.model.forward_context import ForwardContext, compute_positions
 from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.layer_stack import LayerStack
 from llmsys.model.moe_layer import MoELayer
@@ -70,6 +71,8 @@ class Transformer(LayerStack):
         self.source_embed = None if source is None else TokenEmbedding(source, config.hidden_size)
         types = types if config.family == "encoder" else 0
         self.token_types = TokenEmbedding(types, config.hidden_size) if types else None
+        rows = config.embedding.bigram_rows
+        self.bigram_embed = None if rows is None else TokenEmbedding(rows, config.hidden_size)
         self.encoder: LayerStack | None = None
         if config.family == "encoder_decoder":
             self.encoder = LayerStack(
@@ -157,7 +160,9 @@ class Transformer(LayerStack):
             # Stages get what their runner has selected for all of them.
             tokens_BT = self.select_input_tokens(tokens_BT, cache)
         x_BTD, context = self.run_blocks(
-            self._embed_tokens(tokens_BT, token_types_BT) if hidden_BTD is None else hidden_BTD,
+            self._embed_tokens(tokens_BT, token_types_BT, documents_BT, cache)
+            if hidden_BTD is None
+            else hidden_BTD,
             documents_BT=documents_BT,
             document_lengths=document_lengths,
             token_types_BT=token_types_BT,
@@ -167,6 +172,7 @@ class Transformer(LayerStack):
             ),
             real_BT=real_BT,
             predicted_BP=predicted_BP,
+            tokens_BT=tokens_BT,
             layers=layers,
         )
         if not self.has_last_layer(layers):
@@ -337,13 +343,40 @@ class Transformer(LayerStack):
             if reset is not None:
                 reset()
 
-    def _embed_tokens(self, tokens_BT: Tensor, token_types_BT: Tensor | None) -> Tensor:
+    def _embed_tokens(
+        self,
+        tokens_BT: Tensor,
+        token_types_BT: Tensor | None = None,
+        documents_BT: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
         x_BTD = self._scale_embedding(self.embed(tokens_BT))
+        if self.bigram_embed is not None:
+            x_BTD = x_BTD + self._embed_bigrams(self.bigram_embed, tokens_BT, documents_BT, cache)
         if self.token_types is not None:
             x_BTD = x_BTD + self.token_types(
                 torch.zeros_like(tokens_BT) if token_types_BT is None else token_types_BT
             )
         return x_BTD
+
+    def _embed_bigrams(
+        self,
+        embed: TokenEmbedding,
+        tokens_BT: Tensor,
+        documents_BT: Tensor | None,
+        cache: KeyValueCache | None,
+    ) -> Tensor:
+        """Return the vectors of pairs of a token and the one before it in its document."""
+        start, length = 0, tokens_BT.shape[1]
+        known_BS = tokens_BT
+        if cache is not None:
+            start = cache.length
+            (known_BS,) = cache.append_layer("bigrams", tokens_BT)
+        previous_BT = F.pad(known_BS, (1, 0))[:, start : start + length]
+        positions_BT = compute_positions(length, documents_BT, cache, tokens_BT.device)
+        return embed(  # type: ignore[no-any-return]
+            compute_bigram_rows(tokens_BT, previous_BT, positions_BT, self.config)
+        )
 
     def _scale_embedding(self, x_BTD: Tensor) -> Tensor:
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
@@ -408,7 +441,7 @@ class Transformer(LayerStack):
         predicted = []
         length = tokens_BT.shape[1]
         for k, module in enumerate(self.prediction, start=1):
-            x_BTD = module(x_BTD, self._embed_tokens(shift_tokens(tokens_BT, k), None), context)
+            x_BTD = module(x_BTD, self._embed_tokens(shift_tokens(tokens_BT, k)), context)
             hidden_BTD = module.get_submodule("norm")(x_BTD[:, : max(length - k, 0)])
             predicted.append(head(hidden_BTD) if finish is None else finish(head, hidden_BTD, k))
         return predicted

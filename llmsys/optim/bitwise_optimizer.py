@@ -43,6 +43,7 @@ class BitwiseOptimizer:
         self.named = named
         self.rule = build_elementwise_rule(config)
         self.average = build_average_weights(config)
+        self._is_cautious = config.cautious_weight_decay
         self.steps = 0
         self.moments = {
             moment: {
@@ -82,6 +83,7 @@ class BitwiseOptimizer:
                 step=self.steps,
                 rate=learning_rate * rate_scale,
                 weight_decay=weight_decay * decay,
+                is_cautious=self._is_cautious,
                 gradient_scale=gradient_scale,
                 average_share=share,
             )

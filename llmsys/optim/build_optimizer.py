@@ -34,7 +34,18 @@ from llmsys.optim.matrix_optimizer import (
     build_plain_zeros,
     update_plain_tensors,
 )
-from llmsys.optim.muon import Apply, Muon, apply_to_each
+from llmsys.optim.muon import (
+    STATE_KEYS as NEURON_STATE_KEYS,
+)
+from llmsys.optim.muon import (
+    Apply,
+    BuildSums,
+    Muon,
+    SumShards,
+    apply_to_each,
+    build_plain_sums,
+    sum_nothing,
+)
 from llmsys.optim.parameter_groups import ParameterGroup, build_parameter_groups
 
 log = get_logger(__name__)
@@ -44,6 +55,7 @@ log = get_logger(__name__)
 MOMENTS = (
     STATE_KEYS
     | MATRIX_STATE_KEYS
+    | NEURON_STATE_KEYS
     | {"scale_of_first_moment": "exp_avg_scale", "scale_of_second_moment": "exp_avg_sq_scale"}
 )
 
@@ -119,6 +131,8 @@ def build_optimizer(
     alike: Alike = lambda parameters: [list(parameters)],
     update: Update = update_plain_tensors,
     build_zeros: BuildZeros = build_plain_zeros,
+    sum_shards: SumShards = sum_nothing,
+    build_sums: BuildSums = build_plain_sums,
 ) -> OptimizersContainer:
     """Build the optimizers over all parameters, with their state at zero.
 
@@ -133,6 +147,9 @@ def build_optimizer(
         update: Changes full tensors in place for Adafactor and SOAP, gathering shards where
             parameters are sharded.
         build_zeros: Builds their state, sharded like a parameter.
+        sum_shards: Adds sums over a dim, for the second moments of neurons, where parameters are
+            sharded.
+        build_sums: Builds those moments.
 
     Returns:
         One container of all optimizers.
@@ -147,11 +164,15 @@ def build_optimizer(
         case AdamConfig() | AdamWConfig():
             pass
         case MuonConfig():
-            settings = {"momentum": config.momentum, "steps": config.newton_schulz_steps}
-            muon = [entry | settings for entry in _iter_param_groups(groups, named, "muon", alike)]
             # fp16 would overflow in the Newton-Schulz products.
             dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
-            members += [Muon(muon, dtype=dtype, apply=apply)] if muon else []
+            hooks: dict[str, Any] = {
+                "apply": apply,
+                "sum_shards": sum_shards,
+                "build_sums": build_sums,
+            }
+            if muon := [*_iter_param_groups(groups, named, "muon", alike)]:
+                members.append(Muon(muon, config, dtype=dtype, **hooks))
         case AdafactorConfig() | SoapConfig():
             if matrices := [*_iter_param_groups(groups, named, "matrix", alike)]:
                 members.append(
@@ -189,8 +210,12 @@ def _build_adamw(
             "lr": config.learning_rate,
             "betas": config.betas,
             "eps": config.eps,
+            "is_cautious": config.cautious_weight_decay,
         }
         return CompressedAdamW(groups, moments=config.moments, names=names, **settings)
+    if config.cautious_weight_decay:
+        rule_config = AdamWConfig(betas=config.betas, eps=config.eps, cautious_weight_decay=True)
+        return ElementwiseOptimizer(groups, rule_config)
     kernel = choose_adamw_kernel(group["params"] for group in groups)
     if kernel.kind != "fused":
         log.warning("AdamW steps with %s kernels: %s", kernel.kind, kernel.reason)

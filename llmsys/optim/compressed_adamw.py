@@ -27,6 +27,7 @@ from llmsys.config.optimizer import MAX_UPDATED_ELEMENTS, MomentsDtype, get_mome
 from llmsys.data.shuffle import derive_order_key
 from llmsys.errors import ConfigError
 from llmsys.model.local_tensor import get_local_tensor
+from llmsys.optim.elementwise import apply_weight_decay
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 CODE_DTYPES = {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}
@@ -43,6 +44,7 @@ class CompressedAdamW(torch.optim.Optimizer):
         lr: Learning rate.
         betas: Decay rates of the moments.
         eps: Added to the square root of the second moment.
+        is_cautious: See `apply_weight_decay`.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class CompressedAdamW(torch.optim.Optimizer):
         lr: float,
         betas: tuple[float, float],
         eps: float,
+        is_cautious: bool = False,
     ) -> None:
         super().__init__(list(groups), {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        self._is_cautious = is_cautious
         # By name: the number of a parameter depends on the stage of a pipeline.
         self._names = {parameter: names[parameter] for parameter in self._iter_parameters()}
         for parameter in self._iter_parameters():
@@ -89,7 +93,7 @@ class CompressedAdamW(torch.optim.Optimizer):
         for piece in _iter_pieces(
             {name: get_local_tensor(value) for name, value in tensors.items()}
         ):
-            _update_piece(piece, group, step, generator)
+            _update_piece(piece, group, step, generator, is_cautious=self._is_cautious)
 
 
 def _build_moment(parameter: Tensor, name: str, moments: MomentsDtype) -> dict[str, Tensor]:
@@ -141,7 +145,12 @@ def _iter_pieces(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 
 
 def _update_piece(
-    piece: dict[str, Tensor], group: dict[str, Any], step: int, generator: torch.Generator
+    piece: dict[str, Tensor],
+    group: dict[str, Any],
+    step: int,
+    generator: torch.Generator,
+    *,
+    is_cautious: bool,
 ) -> None:
     beta1, beta2 = group["betas"]
     weight = piece["weight"]
@@ -151,7 +160,9 @@ def _update_piece(
         expand_moment(piece, "exp_avg_sq").mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     )
     root = second.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
-    weight.mul_(1 - group["lr"] * group["weight_decay"])
+    share = group["lr"] * group["weight_decay"]
+    # The root is positive: the change has the sign of the first moment.
+    apply_weight_decay(weight, first, share, is_cautious=is_cautious)
     weight.addcdiv_(first, root, value=-group["lr"] / (1 - beta1**step))
     store_moment(piece, "exp_avg", first, generator)
     store_moment(piece, "exp_avg_sq", second, generator)

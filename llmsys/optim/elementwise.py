@@ -317,6 +317,24 @@ def build_elementwise_rule(config: ElementwiseConfig) -> ElementwiseRule:
             assert_never(unreachable)
 
 
+def apply_weight_decay(weight: Tensor, change: Tensor, share: float, *, is_cautious: bool) -> None:
+    """Decay a weight in place, before its change is subtracted.
+
+    Args:
+        weight: The weight, or this rank's part of it.
+        change: What will be subtracted, up to a positive factor.
+        share: Learning rate times weight decay.
+        is_cautious: Only elements that the change does not move away from zero decay (Chen 2025,
+            arXiv:2510.12402, algorithm 1).
+    """
+    if not is_cautious or share == 0:
+        weight.mul_(1 - share)
+        return
+    # A product of signs is exact, one of the values may underflow to zero.
+    moves_away = change.sign().mul_(weight.sign()) < 0
+    weight.mul_(torch.where(moves_away, 1.0, 1 - share))
+
+
 def update_parameter(
     rule: ElementwiseRule,
     parameter: Tensor,
@@ -326,6 +344,7 @@ def update_parameter(
     step: int,
     rate: float,
     weight_decay: float,
+    is_cautious: bool,
     gradient_scale: float = 1.0,
     average_share: float | None = None,
 ) -> None:
@@ -339,6 +358,7 @@ def update_parameter(
         step: Counted from 1.
         rate: Learning rate.
         weight_decay: Per unit of learning rate.
+        is_cautious: See `apply_weight_decay`.
         gradient_scale: Factor on the gradient.
         average_share: The step's share of the average, for an optimizer that keeps one.
     """
@@ -357,8 +377,9 @@ def update_parameter(
             )
             continue
         update = rule.compute_update(scaled, state, step, rate)
-        # Two roundings, as separate operations: add_(update, alpha=...) may fuse them.
-        weight.mul_(1 - rate * weight_decay).sub_(update)
+        apply_weight_decay(weight, update, rate * weight_decay, is_cautious=is_cautious)
+        # A rounding of its own: add_(update, alpha=...) may fuse it with that of the product.
+        weight.sub_(update)
 
 
 def build_elementwise_state(parameter: Tensor, rule: ElementwiseRule) -> dict[str, Tensor]:
@@ -395,6 +416,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         super().__init__([dict(group) for group in groups], defaults)
         self.rule = build_elementwise_rule(config)
         self.average = build_average_weights(config)
+        self._is_cautious = config.cautious_weight_decay
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = build_elementwise_state(parameter, self.rule)
@@ -419,5 +441,6 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                     step=int(state["step"]),
                     rate=group["lr"],
                     weight_decay=group["weight_decay"],
+                    is_cautious=self._is_cautious,
                     average_share=share,
                 )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.matrix_optimizers import AdafactorConfig, SoapConfig
+from llmsys.optim.elementwise import apply_weight_decay
 
 # M, N the sides of a matrix (any leading dims are a batch of matrices), S one of them
 
@@ -130,7 +131,6 @@ class AdafactorRule:
         size = (
             weight.square().mean(dims, keepdim=True).sqrt().clamp_(min=self.config.min_weight_size)
         )
-        weight.mul_(1 - rate * weight_decay)
         square = gradient.square()
         if weight.ndim > 1:
             row, column = state["exp_avg_sq_row"], state["exp_avg_sq_column"]
@@ -146,6 +146,9 @@ class AdafactorRule:
             .sqrt()
             .div_(self.config.clip_threshold)
             .clamp_(min=1.0)
+        )
+        apply_weight_decay(
+            weight, update, rate * weight_decay, is_cautious=self.config.cautious_weight_decay
         )
         weight.sub_(update.mul_(size * min(rate, step**-0.5) / excess))
 
@@ -196,7 +199,10 @@ class SoapRule:
             least = MIN_ROOT * root.amax(tuple(range(-min(2, root.ndim), 0)), keepdim=True)
             root = root.clamp_(min=least).add_(self.config.eps)
             update = _rotate(_rotate(first, state, sides) / root, state, sides, back=True)
-            weight.mul_(1 - rate * weight_decay).sub_(update.mul_(rate / (1 - beta1**count)))
+            apply_weight_decay(
+                weight, update, rate * weight_decay, is_cautious=self.config.cautious_weight_decay
+            )
+            weight.sub_(update.mul_(rate / (1 - beta1**count)))
         for dim in sides:
             product_SS = gradient @ gradient.mT if dim == -2 else gradient.mT @ gradient
             state[f"preconditioner_{SIDES[dim]}"].lerp_(product_SS, 1 - self.config.shampoo_beta)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from llmsys.config.optimizer import AdamWConfig, MuonConfig
-from llmsys.optim.elementwise import STATE_KEYS, AdamWRule, update_parameter
+from llmsys.optim.elementwise import STATE_KEYS, AdamWRule, apply_weight_decay, update_parameter
 from llmsys.optim.muon import ADAMW_RMS, orthogonalize_matrices
 
 # Elements of the matrices that are put together at a time; a larger matrix is alone.
@@ -85,6 +85,7 @@ class FlatMuon(torch.optim.Optimizer):
         self._config = config
         self._dtype = dtype
         self._rule = AdamWRule(AdamWConfig(betas=config.betas, eps=config.eps))
+        self._is_cautious = config.cautious_weight_decay
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -104,6 +105,7 @@ class FlatMuon(torch.optim.Optimizer):
                     "step": int(state["step"]),
                     "rate": group["lr"],
                     "weight_decay": group["weight_decay"],
+                    "is_cautious": self._is_cautious,
                 }
                 update_parameter(self._rule, shard, gradient, moments, **options)
 
@@ -113,7 +115,6 @@ class FlatMuon(torch.optim.Optimizer):
         momentum = self._config.momentum
         found = self.matrices[shard]
         average.lerp_(gradient, 1 - momentum)
-        shard.mul_(1 - rate * decay)
         for chunk in found.iter_chunks():
             sizes = [piece.shape.numel() for piece in chunk]
             given = torch.zeros(sum(sizes), dtype=self._dtype, device=found.device)
@@ -125,7 +126,10 @@ class FlatMuon(torch.optim.Optimizer):
             for piece, update in zip(chunk, updates, strict=True):
                 # An orthogonal matrix has the root mean square 1 / sqrt(max(M, N)).
                 scale = ADAMW_RMS * math.sqrt(max(piece.shape[-2:]))
-                shard[piece.in_shard].add_(update[piece.in_matrix].to(shard), alpha=-rate * scale)
+                own = shard[piece.in_shard]
+                change = update[piece.in_matrix].to(shard)
+                apply_weight_decay(own, change, rate * decay, is_cautious=self._is_cautious)
+                own.add_(change, alpha=-rate * scale)
 
     def _orthogonalize(
         self, chunk: Sequence[ShardPiece], given: Tensor, group: dist.ProcessGroup
@@ -142,7 +146,9 @@ class FlatMuon(torch.optim.Optimizer):
         for number, (piece, source, target) in enumerate(places):
             if number % ranks == rank:
                 updates = orthogonalize_matrices(
-                    source.view(piece.shape), self._config.newton_schulz_steps
+                    source.view(piece.shape),
+                    self._config.newton_schulz_steps,
+                    self._config.orthogonalization,
                 )
                 target.copy_(updates.flatten())
         dist.all_reduce(found, group=group)

@@ -73,6 +73,7 @@ def remove_other_stages(model: Transformer, cut: PipelineCut, rank: int) -> None
     is_first, is_last = 0 in stages, any(map(cut.is_last, stages))
     if not is_first:
         model.positions = model.sinusoids = model.embedding_norm = model.token_types = None
+        model.bigram_embed = None
     if not is_last:
         model.norm = model.head = None
         model.prediction = nn.ModuleList()

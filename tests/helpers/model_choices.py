@@ -133,6 +133,16 @@ DECODERS: dict[str, dict[str, Any]] = {
             ("geglu_tanh", True),
         ]
     },
+    "value embeddings": {
+        "embedding": {"value_layers": [1]},
+        "attention": {"kind": "multi_head", "clip": 0.8, "qk_norm": "head"},
+    },
+    "bigrams, value embeddings": {
+        "embedding": {"value_layers": [0, 1], "bigram_rows": 19, "scale": 1.7, "norm": True},
+        "tie_word_embeddings": True,
+        **SLIDING,
+    },
+    "u-shaped skips": {"u_shaped_skips": True, "num_hidden_layers": 5},
     "universal, rope": {"recurrence": {"kind": "fixed"}, "num_hidden_layers": 3},
     "universal, adaptive": {
         "recurrence": {"kind": "adaptive", "threshold": 0.9, "ponder_weight": 0.5},

@@ -112,6 +112,10 @@ DECODERS: dict[str, Changes] = {
     },
     "relu": {"feed_forward": {"kind": "relu"}, "position": {"kind": "sinusoidal"}},
     "scaled branches": {"residual": {"kind": "pre", "multiplier": 0.5}},
+    "value embeddings in some layers, bigrams": {
+        "embedding": {"value_layers": [0, 2], "bigram_rows": 30}
+    },
+    "u-shaped skips": {"u_shaped_skips": True},
     "qkv bias only": _attention(qkv_bias=True),
     "norm of each head": _attention(qk_norm="head"),
     "norm over heads, output norms": {**_attention(qk_norm="full"), "residual": {"kind": "output"}},

@@ -34,6 +34,8 @@ def build_model_pair(changes: dict[str, Any]) -> tuple[ModelConfig, ModelConfig]
 
 def build_with_layers(base: dict[str, Any], layers: int) -> ModelConfig:
     stacks: dict[str, Any] = {"num_hidden_layers": layers}
+    if "value_layers" in (embedding := base.get("embedding", {})):
+        stacks["embedding"] = embedding | {"value_layers": list(range(layers))}
     if "encoder" in base:
         stacks["encoder"] = base["encoder"] | stacks
     return ModelConfig.model_validate(base | stacks)

@@ -27,6 +27,7 @@ def compute_self_attention(
     x: Vectors,
     documents: list[int],
     types: list[int],
+    ids: list[int] | None = None,
 ) -> Vectors:
     if config.attention.kind == "latent":
         return compute_latent_attention(config, p, name, layer, x, documents)
@@ -39,6 +40,10 @@ def compute_self_attention(
         config.num_attention_heads // config.num_key_value_heads,
     )
     q, k, v = (project_heads(config, p, name, which, x) for which in "qkv")
+    if f"{name}.value_embedding.weight" in p:
+        table = p[f"{name}.value_scale"] * p[f"{name}.value_embedding.weight"]
+        added = [table[one].split(config.head_dim) for one in ids or []]
+        v = [[a + b for a, b in zip(*both, strict=True)] for both in zip(v, added, strict=True)]
     cut_k, cut_v = (
         project_heads(config, p, name, which, [one.detach() for one in x]) for which in "kv"
     )

@@ -53,11 +53,31 @@ def output(
                 one + p["token_types.weight"][segment]
                 for one, segment in zip(x, segments, strict=True)
             ]
+        if "bigram_embed.weight" in p:
+            x = [one + bigram(config, p, ids.tolist(), numbers, t) for t, one in enumerate(x)]
         x = stack(
-            config, p, "", x, numbers, segments, alpha(config, encoder=False), memory, sources
+            config,
+            p,
+            "",
+            x,
+            numbers,
+            segments,
+            alpha(config, encoder=False),
+            memory,
+            sources,
+            ids.tolist(),
         )
         rows.append(headed(config, p, finished(config, p, "", x)))
     return torch.stack(rows)
+
+
+def bigram(
+    config: ModelConfig, p: Parameters, ids: list[int], documents: list[int], t: int
+) -> Tensor:
+    """The vector of a token and the one before it in its document, or of no token."""
+    before = ids[t - 1] if t and documents[t - 1] == documents[t] else config.vocab_size
+    table = p["bigram_embed.weight"]
+    return table[(36313 * ids[t] ^ 27191 * before) % len(table)]
 
 
 def encoded(config: ModelConfig, p: Parameters, ids: Tensor, documents: list[int]) -> Vectors:
@@ -99,6 +119,7 @@ def stack(
     alpha: float,
     memory: Vectors | None = None,
     sources: list[int] | None = None,
+    ids: list[int] | None = None,
 ) -> Vectors:
     if config.recurrence is None:
         x = [
@@ -112,11 +133,17 @@ def stack(
         return rnn.decode(config, p, x, memory or [], sources or [])
     if config.recurrence is not None:
         return recurrent(config, p, prefix, x, documents, types, alpha, memory, sources)
-    for layer in range(config.num_hidden_layers):
-        branches = branches_of(
-            config, p, f"{prefix}blocks.{layer}", layer, documents, types, memory, sources
-        )
+    depth = config.num_hidden_layers
+    outputs: list[Vectors] = []
+    for layer in range(depth):
+        mirror = depth - 1 - layer
+        if config.u_shaped_skips and mirror < depth // 2:
+            scale = p["skip_scales"][mirror]
+            x = [a + scale * b for a, b in zip(x, outputs[mirror], strict=True)]
+        name = f"{prefix}blocks.{layer}"
+        branches = branches_of(config, p, name, layer, documents, types, memory, sources, ids)
         x = block(config, p, f"{prefix}blocks.{layer}", x, branches, alpha)
+        outputs.append(x)
     return x
 
 
@@ -205,11 +232,12 @@ def branches_of(
     types: list[int],
     memory: Vectors | None,
     sources: list[int] | None,
+    ids: list[int] | None = None,
 ) -> dict[str, Any]:
     """What stands on the residual stream of one block, in order."""
     branches: dict[str, Any] = {
         "attention": lambda x: compute_self_attention(
-            config, p, f"{name}.attention", layer, x, documents, types
+            config, p, f"{name}.attention", layer, x, documents, types, ids
         )
     }
     if memory:

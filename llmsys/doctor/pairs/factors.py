@@ -138,6 +138,7 @@ BATCH_FACTORS = (
 )
 
 FSDP = {"engine": frozenset({"fsdp"})}
+MUON = {"optimizer": frozenset({"muon"})}
 PIPELINE = {"pipeline": frozenset({"2", "4"})}
 
 
@@ -243,6 +244,20 @@ STEP_FACTORS = (
     ),
     build_choice_factor(
         "moments", "optimizer.moments", "fp32", acts_with={"optimizer": frozenset({"adamw"})}
+    ),
+    build_choice_factor(
+        "orthogonalization", "optimizer.orthogonalization", "newton_schulz", acts_with=MUON
+    ),
+    build_factor(
+        "neuron moments",
+        Value(NONE),
+        Value("on", {"optimizer.neuron_beta": 0.9}),
+        acts_with=MUON,
+    ),
+    build_factor(
+        "weight decay",
+        Value("all"),
+        Value("cautious", {"optimizer.cautious_weight_decay": True}),
     ),
     build_factor("query clip", Value(NONE), Value("on", {"optimizer.max_attention_logit": 0.3})),
     build_factor("clipping", Value("on"), Value(NONE, {"optimizer.max_grad_norm": 0.0})),

@@ -279,6 +279,7 @@ MODEL_FACTORS = (
         Value("reversible", {"model.residual": {"kind": "reversible"}}, needs={"experts": NONE}),
         Value("scaled branches", {"model.residual": {"kind": "pre", "multiplier": 0.5}}),
     ),
+    build_factor("skips", Value(NONE), Value("u-shaped", {"model.u_shaped_skips": True})),
     build_choice_factor("norm", "model.norm", "rmsnorm"),
     build_choice_factor(
         "feed-forward",
@@ -307,6 +308,14 @@ MODEL_FACTORS = (
         Value("plain"),
         Value("scaled", {"model.embedding.scale": 2.0}),
         Value("norm", {"model.embedding.norm": True}),
+    ),
+    build_factor(
+        "token tables",
+        Value(NONE),
+        # The last layer alone, so that blocks differ and a stage without it has no such table.
+        Value("values", {"model.embedding.value_layers": [1]}),
+        Value("bigrams", {"model.embedding.bigram_rows": 23}),
+        acts_with={"objective": frozenset({"next_token"})},
     ),
     build_factor(
         "logits",

@@ -80,9 +80,7 @@ class PlainStep:
                     gradient + self.decay * weight, moments, config.betas, config.eps
                 )
             case AdamWConfig():
-                return self._apply_decay(weight) - self._take_adam_step(
-                    gradient, moments, config.betas, config.eps
-                )
+                return self._take_decayed_adam_step(weight, gradient, moments)
             case LionConfig():
                 return self._take_lion_step(weight, gradient, moments, config)
             case AdEMAMixConfig():
@@ -94,9 +92,7 @@ class PlainStep:
             case SoapConfig() if is_projection(name, weight.ndim):
                 return self._take_soap_step(weight, gradient, moments, config)
             case MuonConfig() | SoapConfig():
-                return self._apply_decay(weight) - self._take_adam_step(
-                    gradient, moments, config.betas, config.eps
-                )
+                return self._take_decayed_adam_step(weight, gradient, moments)
             case AdafactorConfig():
                 return self._take_adafactor_step(weight, gradient, moments, config)
             case PythonOptimizerConfig():
@@ -144,8 +140,19 @@ class PlainStep:
             return torch.where((square - gradient**2).abs() <= rounding, gradient, contained)
         return gradient
 
-    def _apply_decay(self, weight: Tensor) -> Tensor:
-        return weight * (1 - self.rate * self.decay)
+    def _subtract(self, weight: Tensor, change: Tensor) -> Tensor:
+        """Return weight - change, decayed; a cautious decay leaves alone what the change moves away
+        from zero (Chen 2025, arXiv:2510.12402, algorithm 1).
+        """
+        decayed = weight * self.rate * self.decay
+        if self.config.cautious_weight_decay:
+            decayed = decayed.where(change * weight >= 0, 0)
+        return weight - decayed - change
+
+    def _take_decayed_adam_step(self, weight: Tensor, gradient: Tensor, moments: Moments) -> Tensor:
+        """Return the next weight (Loshchilov and Hutter 2017, algorithm 2)."""
+        change = self._take_adam_step(gradient, moments, self.config.betas, self.config.eps)
+        return self._subtract(weight, change)
 
     def _take_adam_step(
         self,
@@ -170,7 +177,7 @@ class PlainStep:
         momentum = moments["first_moment"]
         direction = (config.betas[0] * momentum + (1 - config.betas[0]) * gradient).sign()
         moments["first_moment"] = config.betas[1] * momentum + (1 - config.betas[1]) * gradient
-        return self._apply_decay(weight) - self.rate * direction
+        return self._subtract(weight, self.rate * direction)
 
     def _take_ademamix_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: AdEMAMixConfig
@@ -186,8 +193,7 @@ class PlainStep:
         moments |= {"first_moment": first, "second_moment": second, "slow_moment": slow}
         root = (second / (1 - config.betas[1] ** self.count)).sqrt() + config.eps
         direction = first / (1 - config.betas[0] ** self.count) + grown * config.slow_weight * slow
-        updated: Tensor = self._apply_decay(weight) - self.rate * direction / root
-        return updated
+        return self._subtract(weight, self.rate * direction / root)
 
     def _take_schedule_free_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: ScheduleFreeConfig
@@ -207,18 +213,30 @@ class PlainStep:
     def _take_muon_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: MuonConfig
     ) -> Tensor:
-        """Return the next weight (Jordan 2024; scale of Moonshot 2025, 2.2)."""
+        """Return the next weight (Jordan 2024; scale of Moonshot 2025, 2.2; with a moment of
+        neurons Li 2025, arXiv:2510.05491, algorithm 1).
+        """
         momentum = config.momentum * moments["first_moment"] + (1 - config.momentum) * gradient
         moments["first_moment"] = momentum
         ahead = config.momentum * momentum + (1 - config.momentum) * gradient
         x = ahead / ahead.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-        for _ in range(config.newton_schulz_steps):
+        coefficients = [(3.4445, -4.7750, 2.0315)] * config.newton_schulz_steps
+        if config.orthogonalization == "polar_express":
+            x = x / 1.01
+            coefficients = compute_polar_express(config.newton_schulz_steps)
+        for a, b, c in coefficients:
             square = x @ x.mT
-            x = 3.4445 * x - 4.7750 * square @ x + 2.0315 * square @ square @ x
-        # An orthogonal matrix has the root mean square 1 / √max(M, N), an AdamW step 0.2.
-        scale = 0.2 * math.sqrt(max(weight.shape[-2:]))
-        updated: Tensor = self._apply_decay(weight) - self.rate * scale * x
-        return updated
+            x = a * x + b * square @ x + c * square @ square @ x
+        if config.neuron_beta is None:
+            # An orthogonal matrix has the root mean square 1 / √max(M, N), an AdamW step 0.2.
+            return self._subtract(weight, self.rate * 0.2 * math.sqrt(max(weight.shape[-2:])) * x)
+        # Stacks of experts are (E, in, out).
+        squares = (x**2).mean(-1 if weight.ndim == 2 else -2, keepdim=True)
+        moment = config.neuron_beta * moments["neuron_moment"] + (1 - config.neuron_beta) * squares
+        moments["neuron_moment"] = moment
+        x = x / (moment.sqrt() + config.eps)
+        size = (x**2).mean((-2, -1), keepdim=True).sqrt().clamp(min=1e-30)
+        return self._subtract(weight, self.rate * 0.2 * x / size)
 
     def _take_adafactor_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: AdafactorConfig
@@ -239,8 +257,7 @@ class PlainStep:
         size = weight.square().mean(matrix, keepdim=True).sqrt().clamp(min=config.min_weight_size)
         excess = update.square().mean(matrix, keepdim=True).sqrt() / config.clip_threshold
         step = size * min(self.rate, self.count**-0.5)
-        updated: Tensor = self._apply_decay(weight) - step * update / excess.clamp(min=1.0)
-        return updated
+        return self._subtract(weight, step * update / excess.clamp(min=1.0))
 
     def _take_soap_step(
         self, weight: Tensor, gradient: Tensor, moments: Moments, config: SoapConfig
@@ -262,7 +279,7 @@ class PlainStep:
             # A direction in which all gradients are rounding gets no step of full length.
             root = root.maximum(SOAP_ROUNDING * root.amax((-2, -1), keepdim=True)) + config.eps
             change = _rotate(_rotate(first, moments, rotated) / root, moments, rotated, back=True)
-            weight = self._apply_decay(weight) - self.rate * change / (1 - config.betas[0] ** steps)
+            weight = self._subtract(weight, self.rate * change / (1 - config.betas[0] ** steps))
         for side in rotated:
             product = gradient @ gradient.mT if side == "left" else gradient.mT @ gradient
             moment = moments[f"{side}_moment"]
@@ -361,6 +378,51 @@ def _build_first_basis(square: Tensor) -> Tensor:
     return torch.stack(bases).view_as(vectors)
 
 
+def compute_polar_express(steps: int) -> list[tuple[float, float, float]]:
+    """Return the coefficients of each step (Amsel 2025, arXiv:2505.16932, algorithm 2 and 3.4).
+
+    Each is the odd polynomial of degree 5 with the least largest distance from 1 on the interval
+    that the steps before it leave, by Remez's exchange of four points; its lower end counts as at
+    least 0.02407 of the upper one. All but the last one of the paper's eight are then scaled for
+    values larger by a hundredth.
+
+    Args:
+        steps: Number of steps.
+    """
+    low, high = 1e-3, 1.0
+    found = []
+    for number in range(steps):
+        fitted = max(low, 0.02407327424182761 * high)
+        a, b, c = _fit_quintic(fitted, high)
+        # Around 1 on the whole interval.
+        ends = [a * at + b * at**3 + c * at**5 for at in (low, high)]
+        a, b, c = (2 / sum(ends) * one for one in (a, b, c))
+        low = a * low + b * low**3 + c * low**5
+        high = 2 - low
+        safety = 1.01 if number < 7 else 1.0
+        found.append((a / safety, b / safety**3, c / safety**5))
+    return found
+
+
+def _fit_quintic(low: float, high: float) -> tuple[float, float, float]:
+    if low / high > 1 - 5e-6:
+        return 15 / 8 / high, -10 / 8 / high**3, 3 / 8 / high**5
+    inner = [(3 * low + high) / 4, (low + 3 * high) / 4]
+    for _ in range(100):
+        rows = [
+            [at, at**3, at**5, sign]
+            for at, sign in zip((low, *inner, high), (1, -1, 1, -1), strict=True)
+        ]
+        solved = torch.linalg.solve(
+            torch.tensor(rows, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+        )
+        a, b, c, _ = solved.tolist()
+        # The extrema: a + 3 b x² + 5 c x⁴ = 0.
+        root = math.sqrt(9 * b**2 - 20 * a * c)
+        inner = [math.sqrt((-3 * b + sign * root) / (10 * c)) for sign in (-1, 1)]
+    return a, b, c
+
+
 def is_projection(name: str, num_dims: int) -> bool:
     """Return whether a parameter is a matrix of a block, or a stack of them: `…_proj`."""
     return num_dims >= 2 and "bias" not in name.rpartition(".")[2] and "_proj" in name
@@ -379,8 +441,11 @@ def list_moment_names(
             return adam | {"slow_moment": plain}
         case ScheduleFreeConfig():
             return {"second_moment": plain, "lookahead_moment": plain}
-        case MuonConfig() if is_matrix:
+        case MuonConfig(neuron_beta=None) if is_matrix:
             return {"first_moment": plain}
+        case MuonConfig() if is_matrix:
+            neurons = (plain[0], 1) if len(plain) == 2 else (plain[0], 1, plain[2])
+            return {"first_moment": plain, "neuron_moment": neurons}
         case AdafactorConfig() if len(shape) > 1:
             return {"row_moment": (*plain[:-1], 1), "column_moment": (*plain[:-2], 1, plain[-1])}
         case AdafactorConfig():

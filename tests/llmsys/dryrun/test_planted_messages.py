@@ -54,6 +54,18 @@ AGREEING: list[tuple[tuple[str, ...], int]] = [
     ),
     (("optimizer.kind=muon", "layout.tensor=2", ONE_LAYER), 1),
     (("optimizer.kind=muon", *EXPERTS, "layout.expert=2", "layout.replicate=2", ONE_LAYER), 1),
+    (("optimizer.kind=muon", "optimizer.neuron_beta=0.9", "layout.tensor=2", ONE_LAYER), 2),
+    (
+        (
+            "optimizer.kind=muon",
+            "optimizer.neuron_beta=0.9",
+            *EXPERTS,
+            "layout.expert=2",
+            "layout.replicate=2",
+            ONE_LAYER,
+        ),
+        3,
+    ),
     (("optimizer.kind=adafactor", *EXPERTS, "layout.tensor=2", "layout.expert=4", ONE_LAYER), 7),
     (("optimizer.kind=soap", "layout.replicate=2", ONE_LAYER), 6),
     ((*CAPACITY, "model.moe.routing.factor=0.7", "optimizer.max_attention_logit=9"), 2),

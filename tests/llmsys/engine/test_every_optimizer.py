@@ -51,6 +51,14 @@ TABLE: dict[str, tuple[OptimizerConfig, tuple[str, ...]]] = {
     "ademamix": (AdEMAMixConfig(**COMMON, slow_warmup_steps=3, slow_beta=0.99), ALL),
     "schedule_free": (ScheduleFreeConfig(**COMMON), ("torch", "bitwise", *COPIED)),
     "muon": (MuonConfig(**COMMON), (*PLAIN, *SHARDED)),
+    "muon polar": (
+        MuonConfig(**COMMON, orthogonalization="polar_express", cautious_weight_decay=True),
+        (*PLAIN, *SHARDED),
+    ),
+    "muon neurons": (MuonConfig(**COMMON, neuron_beta=0.9), PLAIN),
+    "adamw cautious": (AdamWConfig(**COMMON, cautious_weight_decay=True), ALL),
+    "lion cautious": (LionConfig(**COMMON, cautious_weight_decay=True), ALL),
+    "adafactor cautious": (AdafactorConfig(**COMMON, cautious_weight_decay=True), PLAIN),
     "adafactor": (AdafactorConfig(**COMMON), PLAIN),
     "soap": (SoapConfig(**COMMON, precondition_every_steps=2), PLAIN),
 }
@@ -176,7 +184,7 @@ def test_an_engine_without_an_optimizer_refuses_it_by_name(label: str) -> None:
             continue
         with pytest.raises(
             ValidationError,
-            match=rf"optimizer\.(kind|moments): {optimizer.kind}|optimizer\.moments",
+            match=rf"optimizer\.(kind|moments): {optimizer.kind}|optimizer\.(moments|neuron_beta)",
         ):
             RunConfig.model_validate(settings)
 

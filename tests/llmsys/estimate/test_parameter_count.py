@@ -22,9 +22,12 @@ def test_parts_sum_to_the_total(changes: dict[str, Any]) -> None:
     config = ModelConfig.model_validate(SHAPE | changes)
     counts = count_parameters(config)
     linear = [config.is_moe_layer(layer) for layer in config.linear_layers]
+    values = [config.is_moe_layer(layer) for layer in config.embedding.value_layers]
     layers = {
-        "dense": config.num_dense_layers - linear.count(False),
-        "moe": config.num_moe_layers - linear.count(True),
+        "dense": config.num_dense_layers - linear.count(False) - values.count(False),
+        "moe": config.num_moe_layers - linear.count(True) - values.count(True),
+        "dense_values": values.count(False),
+        "moe_values": values.count(True),
         "dense_linear": linear.count(False),
         "moe_linear": linear.count(True),
         "encoder": config.encoder_model.num_hidden_layers,

@@ -7,8 +7,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from llmsys.config.optimizer import AdamWConfig, MuonConfig
+from llmsys.doctor.pairs.plain_optimizers import compute_polar_express
 from llmsys.optim.build_optimizer import build_optimizer
-from llmsys.optim.muon import orthogonalize_matrices
+from llmsys.optim.muon import list_coefficients, orthogonalize_matrices
 from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.parallel.distributed_muon import assign_matrices, map_full_matrices
 from tests.helpers.ranks import run_ranks
@@ -54,6 +55,83 @@ def test_orthogonal_makes_singular_values_near_one_for_each_matrix_of_a_stack() 
     assert orthogonalize_matrices(torch.zeros(4, 4), steps=5).abs().max() == 0, (
         "no gradient, no step"
     )
+
+
+def test_polar_express_has_the_best_polynomial_of_each_step() -> None:
+    for ours, theirs in zip(
+        list_coefficients("polar_express", 9), compute_polar_express(9), strict=True
+    ):
+        assert ours == pytest.approx(theirs, rel=1e-7)
+
+
+def test_polar_express_lifts_small_singular_values_higher() -> None:
+    torch.manual_seed(0)
+    values = torch.logspace(-3, 0, 16)
+    left, right = (torch.linalg.qr(torch.randn(16, 16))[0] for _ in range(2))
+    matrix = left @ values.diag() @ right
+    made = {
+        method: torch.linalg.svdvals(orthogonalize_matrices(matrix, 5, method))
+        for method in ("newton_schulz", "polar_express")
+    }
+    assert made["polar_express"].min() > 1.5 * made["newton_schulz"].min()
+    many = torch.linalg.svdvals(orthogonalize_matrices(matrix, 9, "polar_express"))
+    torch.testing.assert_close(many, torch.ones(16), rtol=0, atol=0.02)
+
+
+def take_normuon_step(
+    weight: Tensor, gradient: Tensor, momentum: Tensor, second: Tensor, beta: float
+) -> Tensor:
+    """Return the next weight (Li 2025, algorithm 1), with a polar factor by SVD."""
+    momentum += 0.1 * (gradient - momentum)
+    left, _, right = torch.linalg.svd(0.1 * gradient + 0.9 * momentum, full_matrices=False)
+    polar = left @ right
+    second += (1 - beta) * (polar.square().mean(-1) - second)
+    update = polar / (second.sqrt()[:, None] + 1e-8)
+    rate = 0.2 * 0.01 * polar.numel() ** 0.5 / update.norm()
+    return weight - 0.01 * 0.1 * weight - rate * update
+
+
+def test_normuon_divides_the_update_of_a_neuron_by_the_root_of_its_second_moment() -> None:
+    """Ten steps of Polar Express are an SVD but for 2e-3; stacks of experts are (E, in, out)."""
+    torch.manual_seed(0)
+    start = torch.randn(12, 30)
+    named = {
+        "up_proj.weight": nn.Parameter(start.clone()),
+        "experts.up_proj": nn.Parameter(start.T[None].clone()),
+    }
+    config = CONFIG.model_copy(
+        update={
+            "neuron_beta": 0.8,
+            "orthogonalization": "polar_express",
+            "newton_schulz_steps": 12,
+        }
+    )
+    optimizer = build_optimizer(named, config, compute_dtype=torch.float32)
+    weight = start.double()
+    momentum, second = torch.zeros_like(weight), torch.zeros(12, dtype=torch.float64)
+    for _ in range(3):
+        # Neurons of very different gradients, which an orthogonal factor keeps apart.
+        gradient = torch.randn(12, 30) * torch.linspace(0.1, 3, 12)[:, None]
+        named["up_proj.weight"].grad = gradient
+        named["experts.up_proj"].grad = gradient.T[None]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+        optimizer.step()
+        weight = take_normuon_step(weight, gradient.double(), momentum, second, 0.8)
+    moved = (weight - start).norm()
+    assert (named["up_proj.weight"] - weight).norm() < 1e-4 * moved
+    assert (named["experts.up_proj"][0].T - weight).norm() < 1e-4 * moved
+    moments = {name: optimizer.state[one]["exp_avg_sq_neuron"] for name, one in named.items()}
+    torch.testing.assert_close(moments["up_proj.weight"][:, 0].double(), second, rtol=1e-4, atol=0)
+    assert moments["experts.up_proj"].shape == (1, 1, 12)
+
+
+def test_normuon_does_not_divide_by_nothing() -> None:
+    named = {"up_proj.weight": nn.Parameter(torch.ones(4, 6))}
+    config = CONFIG.model_copy(update={"neuron_beta": 0.95, "weight_decay": 0.0})
+    optimizer = build_optimizer(named, config, compute_dtype=torch.bfloat16)
+    optimizer.step()
+    assert named["up_proj.weight"].equal(torch.ones(4, 6))
 
 
 def test_projections_are_muons_and_everything_else_is_adamws() -> None:

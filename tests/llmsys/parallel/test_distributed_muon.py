@@ -40,6 +40,9 @@ LAYOUTS = {
     "zero1 expert=2": ParallelLayout(expert=2),
     "zero3": ParallelLayout(),
     "clip": ParallelLayout(),
+    "neurons": ParallelLayout(),
+    "neurons replicate=2 expert=2": ParallelLayout(expert=2, replicate=2),
+    "neurons tensor=2": ParallelLayout(tensor=2),
     "clip tensor=2 expert=2": ParallelLayout(tensor=2, expert=2),
 }
 # Between the largest logits of the heads of the tiny model, which are 0.035 to 0.08: some are
@@ -47,12 +50,15 @@ LAYOUTS = {
 LIMIT = 0.05
 
 
-def plain(limit: float | None = None) -> dict[str, Any]:
+NORMUON = MUON.model_copy(update={"neuron_beta": 0.9, "orthogonalization": "polar_express"})
+
+
+def plain(muon: MuonConfig, limit: float | None = None) -> dict[str, Any]:
     model = Transformer(build_tiny_config())
     initialize_parameters(model, seed=7)
     clip = None if limit is None else LogitClip(model, limit)
     named = dict(model.named_parameters())
-    optimizer = build_optimizer(named, MUON, compute_dtype=torch.float32)
+    optimizer = build_optimizer(named, muon, compute_dtype=torch.float32)
     for step in range(STEPS):
         compute_mean_loss(model, build_sequences(step, 0, SEQUENCES, ignored=LENGTH)).backward()
         for group in optimizer.param_groups:
@@ -78,7 +84,7 @@ def build(label: str, layout: ParallelLayout) -> Engine:
         model = Transformer(build_tiny_config())
     settings: dict[str, Any] = {
         "meshes": build_device_meshes(layout, torch.device("cpu")),
-        "optimizer": MUON.model_copy(
+        "optimizer": (NORMUON if "neurons" in label else MUON).model_copy(
             update={"max_attention_logit": LIMIT if "clip" in label else None}
         ),
         "loss": build_training_loss(LossConfig()),
@@ -109,18 +115,19 @@ def split(rank: int) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.distributed
 def test_muon_takes_the_same_steps_in_every_layout() -> None:
-    oracles, states = {False: plain(), True: plain(LIMIT)}, run_ranks(split, 4)[0]
+    oracles = {"": plain(MUON), "clip": plain(MUON, LIMIT), "neurons": plain(NORMUON)}
+    states = run_ranks(split, 4)[0]
     for label, state in states.items():
-        oracle = oracles["clip" in label]
+        oracle = oracles[label.split()[0] if label.split()[0] in oracles else ""]
         assert {name for name in state if not name.startswith("buffer/")} == oracle.keys(), label
         for name, value in oracle.items():
             apart = abs(state[name] - value).max()
             assert apart < 1e-4 * max(1.0, abs(value).max()), f"{label}: {name} differs by {apart}"
     clipped = "parameter/blocks.0.attention.k_proj.weight"
-    assert abs(oracles[True][clipped] - oracles[False][clipped]).max() > 1e-3
-    assert any(name.startswith("second_moment/embed") for name in oracle)
+    assert abs(oracles["clip"][clipped] - oracles[""][clipped]).max() > 1e-3
+    assert any(name.startswith("second_moment/embed") for name in oracles[""])
     assert not any(
         name.startswith("second_moment/") and "_proj" in name
-        for name in oracle
+        for name in oracles[""]
         if "bias" not in name
     )

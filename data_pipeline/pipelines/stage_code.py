@@ -127,6 +127,7 @@ DOCUMENT_STAGES = {
         (
             "readers",
             "extract",
+            "core/csv_types.py",
             "core/input_fields.py",
             "stages/extract_text.py",
             "rules/url.py",
@@ -163,6 +164,7 @@ DOCUMENT_STAGES = {
         1,
         (
             "core/funnel.py",
+            "core/csv_types.py",
             "core/input_fields.py",
             "core/input_columns.py",
             "stages/collect.py",

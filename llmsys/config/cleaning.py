@@ -19,11 +19,11 @@ from operator import eq, not_
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from llmsys.config.custom_rules import EntryListConfig
 from llmsys.config.python_code import PythonCode
-from llmsys.config.section import Section
+from llmsys.config.section import Section, raise_violation
 
 
 class _BaseExtractorConfig(Section):
@@ -244,6 +244,21 @@ class PythonReaderConfig(PythonCode):
 
 
 FieldName = Annotated[str, Field(min_length=1)]
+ColumnType = Literal[
+    "string",
+    "bool",
+    "int64",
+    "float64",
+    "date32",
+    "timestamp[s]",
+    "timestamp[ms]",
+    "timestamp[us]",
+    "timestamp[ns]",
+    "timestamp[s, tz=UTC]",
+    "timestamp[ms, tz=UTC]",
+    "timestamp[us, tz=UTC]",
+    "timestamp[ns, tz=UTC]",
+]
 
 
 class ReadConfig(Section):
@@ -269,6 +284,13 @@ class ReadConfig(Section):
         description="Further fields of JSON lines, CSV, Parquet and Arrow files that become "
         "columns of documents/ and dropped/: all, none, or names; a.b: field b of a.",
     )
+    column_types: dict[FieldName, ColumnType] = Field(
+        {},
+        exclude_if=not_,  # keys of datasets that were prepared before it
+        description="Types of columns of CSV and TSV files, by name: a row with another value is "
+        "skipped and counted. string keeps spellings such as 007. The types of other columns "
+        "follow from all of their values, as pyarrow infers them.",
+    )
     on_digest_mismatch: Literal["drop", "count", "ignore"] = Field(
         "drop",
         description="Action if WARC-Block-Digest or WARC-Payload-Digest does not match: drop and "
@@ -293,3 +315,18 @@ class ReadConfig(Section):
         description="A reader of your own for the files, which are then not split into blocks. "
         "Null: by their format.",
     )
+
+    @model_validator(mode="after")
+    def _check_column_types(self) -> "ReadConfig":
+        for key in ("text_field", "url_field", "id_field", "date_field"):
+            if (name := getattr(self, key)) in self.column_types:
+                raise_violation(
+                    f"column_types.{name}",
+                    f"{self.column_types[name]} for {name!r}, which data.read.{key} reads as text. "
+                    "Leave it out here.",
+                )
+        return self
+
+    def __hash__(self) -> int:
+        """Return a hash; pydantic's needs fields that are hashable."""
+        return hash(self.model_dump_json())

@@ -2,7 +2,7 @@
 repair, personal data.
 
 Reading: the format of a file (WARC, WET, ARC, jsonl, parquet, Arrow; gzip, zstd, lz4, bzip2, xz or
-plain; zip archives) is detected from its bytes, that of CSV and TSV from its name. Keys and
+plain; zip archives; PDF) is detected from its bytes, that of CSV and TSV from its name. Keys and
 endpoints of remote storage come from the environment (AWS_*, FSSPEC_S3_*), because the config is
 written into the dataset and must not contain secrets.
 
@@ -243,6 +243,34 @@ class PythonReaderConfig(PythonCode):
     __hash__ = PythonCode.__hash__
 
 
+class NoPdfReader(Section):
+    """Read no PDF: a file is one loss, a record of a crawl is no page."""
+
+    kind: Literal["none"] = "none"
+
+
+class PdfiumConfig(Section):
+    """Read the text of PDF with pdfium (the engine of Chromium), in a process of its own. Needs the
+    extra `pdf`.
+
+    A PDF that would take more than these limits is a loss with its reason. CPU seconds are those of
+    its process, so that the load of a machine does not matter; usual files take 3 ms a page.
+    """
+
+    kind: Literal["pdfium"] = "pdfium"
+    max_bytes: int = Field(67_108_864, ge=1, description="Maximum bytes of a file.")
+    max_pages: int = Field(10_000, ge=1, description="Maximum number of pages.")
+    max_memory_bytes: int = Field(
+        1_073_741_824, ge=268_435_456, description="Maximum address space of the process."
+    )
+    max_cpu_seconds: int = Field(
+        60, ge=1, description="Maximum CPU seconds of the process: against files made to take days."
+    )
+
+
+PdfConfig = Annotated[NoPdfReader | PdfiumConfig, Field(discriminator="kind")]
+_NO_PDF = NoPdfReader()
+
 FieldName = Annotated[str, Field(min_length=1)]
 ColumnType = Literal[
     "string",
@@ -308,6 +336,12 @@ class ReadConfig(Section):
         le=100,
         description="Maximum attempts of a read from remote storage, with delays of 0.5, 1, 2, … "
         "s.",
+    )
+    pdf: PdfConfig = Field(
+        _NO_PDF,
+        exclude_if=partial(eq, _NO_PDF),  # keys of datasets that were prepared before it
+        description="PDF files, and records of crawls with application/pdf. Their text is a "
+        "document, with a form feed between pages.",
     )
     reader: PythonReaderConfig | None = Field(
         None,

@@ -290,6 +290,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     _choose("data", "mixture", {"sources": [{"folder": "prepared"}]}),
     *_choose_each("data.url", "none"),
     _choose("data.url", "lists", {"hosts": {"entries": ["blocked.example"]}}),
+    *_choose_each("data.read.pdf", "none", "pdfium"),
     *_choose_each("data.extract", "article", "resiliparse", "trafilatura"),
     _choose("data.extract", "python", {"path": f"{TEMPLATES}/extractor.py:Paragraphs"}),
     *_choose_each("data.unicode", "none", "ftfy", "nfc"),

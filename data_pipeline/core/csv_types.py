@@ -33,6 +33,7 @@ INFERRED = {
     )
 }
 BATCH = 1_024  # texts that are worth a call
+MOST_WAITING = 1 << 23  # characters of texts that wait for more
 LONGEST = 1_024  # characters; longer texts are of no other type
 _SHOWN = 60
 

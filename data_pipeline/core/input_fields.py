@@ -28,6 +28,7 @@ from llmsys.data_pipeline.core.csv_types import (
     BATCH,
     INFERRED,
     LONGEST,
+    MOST_WAITING,
     TEXT,
     TypeCounts,
     choose_text_type,
@@ -326,6 +327,7 @@ class FieldCounts:
         # Of fields with texts of CSV: what types accept, and texts and offsets not tried yet.
         self._texts: dict[str, TypeCounts] = {}
         self._waiting: dict[str, tuple[list[str], list[int]]] = {}
+        self._waiting_characters = 0
         self.num_left_out = 0  # values without a count: names are too long, or too many
 
     def add_cells(self, cells: Iterable[str | None], offsets: Iterable[int]) -> None:
@@ -346,6 +348,7 @@ class FieldCounts:
                     texts, places = self._waiting.setdefault(name, ([], []))
                     texts.append(value[TEXT][: LONGEST + 1])
                     places.append(offset)
+                    self._waiting_characters += len(texts[-1])
                 if kind in kinds:
                     kinds[kind][0] += 1
                 elif kind == _NULL:
@@ -354,12 +357,16 @@ class FieldCounts:
                     shown = json.dumps(to_json_value(value))[:_EXAMPLE_CHARACTERS]
                     kinds[kind] = [1, offset, shown]
             self._prune()
+            if self._waiting_characters > MOST_WAITING:
+                self._try_types(1)
         self._try_types(BATCH)
 
     def _try_types(self, least: int) -> None:
         """Try the types of fields with some texts that wait."""
         for name in [one for one, (texts, _) in self._waiting.items() if len(texts) >= least]:
-            count_texts(self._texts.setdefault(name, {}), *self._waiting.pop(name))
+            texts, places = self._waiting.pop(name)
+            self._waiting_characters -= sum(map(len, texts))
+            count_texts(self._texts.setdefault(name, {}), texts, places)
 
     def merge_counts(self, plain: Mapping[str, Any]) -> None:
         """Add the counts of a file.
@@ -387,7 +394,8 @@ class FieldCounts:
             self.num_left_out += sum(number for number, *_ in kinds.values())
             del self._names[name]
             self._texts.pop(name, None)
-            self._waiting.pop(name, None)
+            texts, _ = self._waiting.pop(name, ([], []))
+            self._waiting_characters -= sum(map(len, texts))
 
     def list_names(self) -> list[tuple[str, dict[str, list[Any]]]]:
         """Return names with their kinds, those with most values first."""

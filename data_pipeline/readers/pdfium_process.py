@@ -10,8 +10,10 @@ Invariants:
 - Limits are set before the first byte is read.
 """
 
+import ctypes
 import json
 import resource
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 import pypdfium2
 from pypdfium2 import raw
 
+_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 _MAY_COPY = 1 << 4  # bit 5 of the permissions (ISO 32000-1, table 22)
 
 
@@ -66,6 +69,9 @@ def _read_page(document: Any, number: int) -> str | None:
 def main() -> None:
     """Read the PDF within the limits of the command line."""
     max_text_bytes, max_pages, max_memory_bytes, max_cpu_seconds = map(int, sys.argv[1:])
+    if sys.platform == "linux":
+        # It ends with the worker that asks.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_AS, max_memory_bytes)
     _set_limit(resource.RLIMIT_CPU, max_cpu_seconds)

@@ -254,7 +254,7 @@ class PdfiumConfig(Section):
     extra `pdf`.
 
     A PDF that would take more than these limits is a loss with its reason. CPU seconds are those of
-    its process, so that the load of a machine does not matter; usual files take 3 ms a page.
+    its process, so that the load of a machine does not matter.
     """
 
     kind: Literal["pdfium"] = "pdfium"

@@ -12,6 +12,7 @@ from pyarrow import csv as pyarrow_csv
 from pydantic import ValidationError
 
 from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.core import input_fields
 from llmsys.data_pipeline.core.csv_types import INFERRED, TEXT
 from llmsys.data_pipeline.core.document_schema import build_document_schema
 from llmsys.data_pipeline.core.input_columns import choose_columns
@@ -215,3 +216,18 @@ def test_texts_of_a_file_with_too_many_columns_are_kept(tmp_path: Path) -> None:
     batch = columns.unpack_batch(pa.record_batch({FIELDS: pa.array(cells, pa.large_string())}))
     assert batch.column("z").to_pylist() == [1, None, 2]
     assert batch.column("more_fields").to_pylist() == [None, '{"z":"x"}', None]
+
+
+def test_texts_that_wait_for_their_types_take_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(input_fields, "MOST_WAITING", 5_000)
+    counts = FieldCounts()
+    most = 0
+    for row in range(40):
+        cell = encode_fields({f"c{number}": {TEXT: "7" * 50} for number in range(20)})
+        counts.add_cells([cell], [row])
+        most = max(most, sum(len(text) for one, _ in counts._waiting.values() for text in one))
+    assert 1_000 < most <= 5_000 + 20 * 50
+    found = counts.to_dict("a.csv")["texts"]
+    assert [found[f"c{number}"]["double"] for number in range(20)] == [[40]] * 20

@@ -291,6 +291,8 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("data.url", "none"),
     _choose("data.url", "lists", {"hosts": {"entries": ["blocked.example"]}}),
     *_choose_each("data.read.pdf", "none", "pdfium"),
+    *_choose_each("data.document_order", "hash"),
+    _choose("data.document_order", "repository", {"repository_field": "file", "path_field": "url"}),
     *_choose_each("data.extract", "article", "resiliparse", "trafilatura"),
     _choose("data.extract", "python", {"path": f"{TEMPLATES}/extractor.py:Paragraphs"}),
     *_choose_each("data.unicode", "none", "ftfy", "nfc"),

@@ -24,6 +24,7 @@ from llmsys.data_pipeline.core.input_fields import (
     build_column,
     can_hold,
     choose_type,
+    convert_field,
     decode_fields,
     format_json,
     get_kind,
@@ -45,10 +46,12 @@ class InputColumns:
     Attributes:
         columns: Field, column and type, most values first.
         has_more: Whether there is the column `more_fields`.
+        text_types: Field and type of those that have texts of CSV.
     """
 
     columns: tuple[tuple[str, str, str], ...] = ()
     has_more: bool = False
+    text_types: tuple[tuple[str, str], ...] = ()
 
     def extend_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return a schema with these columns instead of `fields`.
@@ -83,6 +86,8 @@ class InputColumns:
         has_fields = FIELDS in batch.schema.names
         cells = batch.column(FIELDS).to_pylist() if has_fields else [None] * batch.num_rows
         rows = [decode_fields(cell) for cell in cells]
+        for name, kind in self.text_types:
+            convert_field(rows, name, kind)
         arrays = [
             build_column(_take_values(rows, name, kind), kind) for name, _, kind in self.columns
         ]
@@ -120,7 +125,10 @@ def _format_rest(row: dict[str, object]) -> str | None:
 
 
 def choose_columns(
-    counts: FieldCounts, statistics: Iterable[str], wanted: Collection[str] | None
+    counts: FieldCounts,
+    statistics: Iterable[str],
+    wanted: Collection[str] | None,
+    typed: Collection[str] = (),
 ) -> ChosenColumns:
     """Choose the columns of all fields.
 
@@ -128,12 +136,14 @@ def choose_columns(
         counts: Those of all inputs.
         statistics: Names of the pipeline's columns besides the fixed ones.
         wanted: `data.read.keep_fields`, if it is a list.
+        typed: Names of `data.read.column_types`.
 
     Returns:
         The columns, and messages about what does not fit.
     """
     own = [*build_document_schema(()).names, *statistics, *DROPPED_SCHEMA.names]
     taken = {name.lower() for name in (*own, FIELDS, MORE, TOKEN_COUNT)}
+    text_types, problems = counts.replace_text_kinds()
     names = counts.list_names()
     left_out = counts.num_left_out
     columns: list[InputColumn] = []
@@ -152,6 +162,12 @@ def choose_columns(
             )
         other = {kind: found for kind, found in kinds.items() if _is_other(chosen, kind)}
         notes += [_describe_other(field, chosen, kind, found) for kind, found in other.items()]
+        if problem := problems.get(field):
+            notes.append(
+                f"field {_quote_name(field)}: {problem}, so the column has the texts as they are. "
+                f"Correct the file, or name the type in data.read.column_types: then such rows are "
+                "left out and counted."
+            )
         columns.append(
             InputColumn(
                 column=column,
@@ -168,17 +184,23 @@ def choose_columns(
             f"with most values, and names of at most {NAME_CHARACTERS} characters. They are in "
             f"{MORE} as JSON. Name the fields to keep in data.read.keep_fields."
         )
-    if missing := [name for name in wanted or () if name not in dict(names)]:
-        found_names = ", ".join(_quote_name(name) for name, _ in names[:_SHOWN_NAMES]) or "none"
-        notes.append(
-            f"data.read.keep_fields names {', '.join(map(_quote_name, missing))}, which no "
-            f"document has; found of it: {found_names}. Correct the name, or leave it out."
-        )
+    if typed and wanted is not None:
+        typed = [name for name in typed if name in wanted]
+    for key, asked in (("keep_fields", wanted or ()), ("column_types", typed)):
+        if missing := [name for name in asked if name not in dict(names)]:
+            found_names = ", ".join(_quote_name(name) for name, _ in names[:_SHOWN_NAMES])
+            notes.append(
+                f"data.read.{key} names {', '.join(map(_quote_name, missing))}, which no document "
+                f"has; found: {found_names or 'none'}. Correct the name, or leave it out."
+            )
     has_more = bool(left_out) or any(column.other_values for column in columns)
     order_names = {field: number for number, (field, _) in enumerate(names)}
     pairs = sorted(zip(order, columns, strict=True), key=lambda pair: order_names[pair[0][0]])
+    kept = tuple((item[0], one.column, one.type) for item, one in pairs)
+    fields = {field for field, _, _ in kept}
+    texts = sorted((field, kind) for field, kind in text_types.items() if field in fields)
     return ChosenColumns(
-        InputColumns(tuple((item[0], one.column, one.type) for item, one in pairs), has_more),
+        InputColumns(kept, has_more, tuple(texts)),
         tuple(one for _, one in pairs),
         tuple(notes),
     )

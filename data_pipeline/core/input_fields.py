@@ -5,7 +5,8 @@ Readers write the fields of a row besides text, URL, id and date as one JSON obj
 one type per column is chosen, and collecting turns the objects into columns.
 
 A value of the object is null, a boolean, a number, a text, or a mapping of one kind: of Arrow's
-other types (`{"date32[day]": 19000}`), or `{"json": …}` for lists and mappings.
+other types (`{"date32[day]": 19000}`), `{"json": …}` for lists and mappings, or `{"csv":
+"7"}` for a text whose type follows from all texts of its column (`csv_types.py`).
 
 Invariants:
 - No value is lost: one that its column cannot hold, or that has no column, is in `more_fields`, a
@@ -16,12 +17,26 @@ Invariants:
 import base64
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+
+from llmsys.data_pipeline.core.csv_types import (
+    BATCH,
+    INFERRED,
+    LONGEST,
+    MOST_WAITING,
+    TEXT,
+    TypeCounts,
+    choose_text_type,
+    convert_texts,
+    count_texts,
+    describe_refused_text,
+    merge_texts,
+)
 
 FIELDS = "fields"  # column of work files
 MORE = "more_fields"  # column of documents/ and dropped/
@@ -47,15 +62,18 @@ _LARGE = "integer above 2^53"
 _LARGE_NEGATIVE = "integer below -2^53"
 _UNSIGNED = "integer above 2^63"
 _HUGE = "integer of more than 64 bits"
+_TYPED = "integer of CSV"  # of any size, so that no other type holds all of them
 # Types of columns and the kinds that they hold. Of types that hold as many values the first is
 # chosen.
 _HELD = {
     "bool": (_BOOLEAN,),
-    "int64": (_SMALL, _SMALL_NEGATIVE, _LARGE, _LARGE_NEGATIVE),
+    "int64": (_SMALL, _SMALL_NEGATIVE, _LARGE, _LARGE_NEGATIVE, _TYPED),
     "uint64": (_SMALL, _LARGE, _UNSIGNED),
     "double": (_NUMBER, _SMALL, _SMALL_NEGATIVE),
     "large_string": (_STRING,),
 }
+# Kinds of the texts of a CSV column by its type; that of other types is their name.
+_TEXT_KINDS = {"int64": _TYPED, "bool": _BOOLEAN, "double": _NUMBER, "large_string": _STRING}
 _PLAIN = {_BOOLEAN, _STRING, _BROKEN, _NUMBER, _HUGE}.union(*_HELD.values())
 
 
@@ -162,7 +180,7 @@ def to_python_value(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, payload),) = value.items()
-    if kind == JSON:
+    if kind in (JSON, TEXT):
         return payload
     try:
         return build_column([value], kind)[0].as_py()
@@ -276,11 +294,40 @@ def choose_type(counts: Mapping[str, int]) -> str:
     return best if held[best] else "large_string"
 
 
+def convert_field(rows: Sequence[dict[str, Any]], name: str, text_type: str) -> None:
+    """Convert the texts of a CSV column that are in rows.
+
+    A text that the type refuses stays: one of a file that did not count it, because it has too many
+    names.
+
+    Args:
+        rows: Values by name; changed.
+        name: The field.
+        text_type: A type of `FieldCounts.replace_text_kinds`.
+    """
+    found = [row for row in rows if isinstance(row.get(name), dict) and TEXT in row[name]]
+    texts = [row[name][TEXT] for row in found]
+    values: list[Any] = texts
+    if text_type != "large_string":
+        try:
+            values = convert_texts(texts, INFERRED[text_type])
+        except pa.ArrowInvalid:
+            for row in found if len(found) > 1 else ():
+                convert_field([row], name, text_type)
+            return
+    for row, value in zip(found, values, strict=True):
+        row[name] = value
+
+
 class FieldCounts:
     """Names of fields, and for each kind of its values their number and the first one."""
 
     def __init__(self) -> None:
         self._names: dict[str, dict[str, list[Any]]] = {}
+        # Of fields with texts of CSV: what types accept, and texts and offsets not tried yet.
+        self._texts: dict[str, TypeCounts] = {}
+        self._waiting: dict[str, tuple[list[str], list[int]]] = {}
+        self._waiting_characters = 0
         self.num_left_out = 0  # values without a count: names are too long, or too many
 
     def add_cells(self, cells: Iterable[str | None], offsets: Iterable[int]) -> None:
@@ -297,6 +344,11 @@ class FieldCounts:
                     continue
                 kinds = self._names.setdefault(name, {})
                 kind = get_kind(value)
+                if kind == TEXT:
+                    texts, places = self._waiting.setdefault(name, ([], []))
+                    texts.append(value[TEXT][: LONGEST + 1])
+                    places.append(offset)
+                    self._waiting_characters += len(texts[-1])
                 if kind in kinds:
                     kinds[kind][0] += 1
                 elif kind == _NULL:
@@ -305,6 +357,16 @@ class FieldCounts:
                     shown = json.dumps(to_json_value(value))[:_EXAMPLE_CHARACTERS]
                     kinds[kind] = [1, offset, shown]
             self._prune()
+            if self._waiting_characters > MOST_WAITING:
+                self._try_types(1)
+        self._try_types(BATCH)
+
+    def _try_types(self, least: int) -> None:
+        """Try the types of fields with some texts that wait."""
+        for name in [one for one, (texts, _) in self._waiting.items() if len(texts) >= least]:
+            texts, places = self._waiting.pop(name)
+            self._waiting_characters -= sum(map(len, texts))
+            count_texts(self._texts.setdefault(name, {}), texts, places)
 
     def merge_counts(self, plain: Mapping[str, Any]) -> None:
         """Add the counts of a file.
@@ -316,6 +378,8 @@ class FieldCounts:
             mine = self._names.setdefault(name, {})
             for kind, (number, *first) in kinds.items():
                 mine.setdefault(kind, [0, *first, plain["file"]][:4])[0] += number
+        for name, counts in plain.get("texts", {}).items():
+            merge_texts(self._texts.setdefault(name, {}), counts, plain["file"])
         self.num_left_out += plain["left_out"]
         self._prune()
 
@@ -329,6 +393,9 @@ class FieldCounts:
         for name, kinds in self.list_names()[most:]:
             self.num_left_out += sum(number for number, *_ in kinds.values())
             del self._names[name]
+            self._texts.pop(name, None)
+            texts, _ = self._waiting.pop(name, ([], []))
+            self._waiting_characters -= sum(map(len, texts))
 
     def list_names(self) -> list[tuple[str, dict[str, list[Any]]]]:
         """Return names with their kinds, those with most values first."""
@@ -349,4 +416,23 @@ class FieldCounts:
             The counts of at most `MAX_COLUMNS` names.
         """
         self._keep_names(MAX_COLUMNS)
-        return {"file": file, "names": self._names, "left_out": self.num_left_out}
+        self._try_types(1)
+        texts = {"texts": self._texts} if self._texts else {}
+        return {"file": file, "names": self._names, "left_out": self.num_left_out} | texts
+
+    def replace_text_kinds(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Choose the types of the texts of CSV, and count them as values of these types.
+
+        Returns:
+            Types by field, and what is wrong with fields that stay texts.
+        """
+        types: dict[str, str] = {}
+        problems: dict[str, str] = {}
+        for name, counts in self._texts.items():
+            types[name] = choose_text_type(counts)
+            number, *first = self._names[name].pop(TEXT)
+            kind = _TEXT_KINDS.get(types[name], types[name])
+            self._names[name].setdefault(kind, [0, *first])[0] += number
+            if types[name] == "large_string":
+                problems[name] = describe_refused_text(counts, number)
+        return types, problems

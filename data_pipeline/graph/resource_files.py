@@ -12,7 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, assert_never
 
-from llmsys.config.cleaning import PythonExtractorConfig, TrafilaturaExtractorConfig
+from llmsys.config.cleaning import (
+    PdfiumConfig,
+    PythonExtractorConfig,
+    TrafilaturaExtractorConfig,
+)
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     AnnotatorConfig,
@@ -203,29 +207,33 @@ def list_embedding_libraries(config: SemanticDedupConfig) -> list[str]:
 
 
 def list_extractor_versions(data: CrawlConfig) -> list[str]:
-    """Return the versions of libraries that only the configured extractor needs, or the digest of
-    the user's own code.
+    """Return the versions of libraries that only the configured extractor and PDF need, or the
+    digest of the user's own code.
 
     Args:
         data: The crawl section of a run.
 
     Returns:
-        `package==version` entries for the key of the extract tasks. Empty for extractors that are
-        always installed.
+        `package==version` entries for the key of the extract tasks. Empty for what is always
+        installed.
 
     Raises:
         ConfigError: If the library is not installed, or the user's class cannot be used.
     """
+    found: list[str] = []
+    if isinstance(data.read.pdf, PdfiumConfig):
+        what = "data.read.pdf.kind=pdfium"
+        found.append(_require_package_version("pypdfium2", what, "pdf"))
     if isinstance(data.extract, PythonExtractorConfig):
         from llmsys.data_pipeline.extract.python_extractor import load_python_extractor
 
         load_python_extractor(data.extract)
-        return [compute_code_digest(data.extract)]
-    if not isinstance(data.extract, TrafilaturaExtractorConfig):
-        return []
-    from llmsys.data_pipeline.extract.extractor import get_trafilatura_version
+        found.append(compute_code_digest(data.extract))
+    elif isinstance(data.extract, TrafilaturaExtractorConfig):
+        from llmsys.data_pipeline.extract.extractor import get_trafilatura_version
 
-    return [get_trafilatura_version()]
+        found.append(get_trafilatura_version())
+    return found
 
 
 # Packages behind `words: {kind: dictionary}`, and the extra that installs them.

@@ -322,6 +322,9 @@ class DocumentPipeline:
 
         def build_task(block: InputBlock) -> Task:
             read = files.get_read_config(block.source, self.data.read)
+            # Not in the key of a file that has no rows of CSV.
+            if read.column_types and not list_late_formats(block.source):
+                read = read.model_copy(update={"column_types": {}})
             shared, settings = get_settings(read, may_have_fields(block.source, read))
             outputs = [f"work/extracted.packs/{block.name}", f"work/unread.packs/{block.name}"]
             own = {"source": block.source, "start": block.start, "stop": block.stop}
@@ -448,7 +451,8 @@ class DocumentPipeline:
         kinds = self.data.pii.kinds if isinstance(self.data.pii, PiiReplacementConfig) else ()
         present = read_schema(self.folder / state.kept[0].outputs[0].name).names
         wanted = None if isinstance(read.keep_fields, str) else read.keep_fields
-        return choose_columns(counts, [*present, *(f"{PII}.{kind}" for kind in kinds)], wanted)
+        own = [*present, *(f"{PII}.{kind}" for kind in kinds)]
+        return choose_columns(counts, own, wanted, read.column_types)
 
     def _run_collect_stage(
         self, state: DatasetState, outcome: StageRecords

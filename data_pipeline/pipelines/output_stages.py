@@ -5,6 +5,7 @@ token files.
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
 from llmsys.config.tokenizer import (
@@ -88,6 +89,9 @@ def run_tokenizer_stage(
     )[0]
 
 
+_ENCODED_BY: dict[str, Any] = {"split": True, "tokens": {"seed"}, "document_order": True}
+
+
 def run_encoding_stage(
     data: CrawlConfig,
     runner: StageRunner,
@@ -112,7 +116,7 @@ def run_encoding_stage(
     # decides the token ids
     meaning = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"
     own = {"heldout_files": heldout_files} if heldout_files else {}
-    settings = data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}}) | own
+    settings = data.model_dump(mode="json", include=_ENCODED_BY) | own
     tasks = []
     for record in collected:
         source = find_output(data.folder, record.outputs[0].name)

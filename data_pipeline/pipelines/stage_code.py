@@ -55,6 +55,7 @@ _ENCODE = tuple(
         "cut_points",
         "json_word_encoder",
         "known_tokens",
+        "repository_order",
         "token_cache",
         "tokenizer_files",
     )
@@ -127,6 +128,7 @@ DOCUMENT_STAGES = {
         (
             "readers",
             "extract",
+            "core/csv_types.py",
             "core/input_fields.py",
             "stages/extract_text.py",
             "rules/url.py",
@@ -163,6 +165,7 @@ DOCUMENT_STAGES = {
         1,
         (
             "core/funnel.py",
+            "core/csv_types.py",
             "core/input_fields.py",
             "core/input_columns.py",
             "stages/collect.py",
@@ -191,13 +194,23 @@ DOCUMENT_STAGES = {
         ("sampling_keys", "sampling_cutoffs", "sampling"),
         _describe_code(
             1,
-            ("stages/sample_documents.py", "rules/derived_columns.py", "rules/url.py"),
+            (
+                "stages/sample_documents.py",
+                "rules/derived_columns.py",
+                "rules/url.py",
+                "tokenize/repository_order.py",
+            ),
             "pyarrow numpy xxhash tldextract",
         ),
     ),
     "tokens": _describe_code(
         2,
-        ("tokenize/shuffle_documents.py", "tokenize/encode_documents.py", _ARRAYS),
+        (
+            "tokenize/shuffle_documents.py",
+            "tokenize/encode_documents.py",
+            "tokenize/repository_order.py",
+            _ARRAYS,
+        ),
         "pyarrow numpy xxhash",
     ),
     "token_index": StageCode(

@@ -1,11 +1,13 @@
 """Read documents from CSV and TSV files, plain or compressed, one per row.
 
 The first row is the header. Fields may be in double quotes, and then hold delimiters, newlines and
-doubled quotes (RFC 4180). Values have no types: every field is a text, and an empty one is absent.
+doubled quotes (RFC 4180). An empty field is absent. A column of `data.read.column_types` has its
+type, and a row with another value is lost; that of other columns follows from the texts of the
+whole dataset (`core/csv_types.py`).
 
 Invariants:
 - The offset of a document is the number of decoded bytes before its row.
-- Memory holds one row, of bounded size, whatever the quotes of a file are.
+- Memory holds one row of bounded size and 1 MiB of others, whatever the quotes of a file are.
 - A damaged row loses itself. Of one whose quote never ends the first line is lost, and the lines
   after it are read; from the seventeenth such row of a file on all its lines are lost, so that no
   file costs more than a few times its size.
@@ -14,9 +16,14 @@ Invariants:
 import csv
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from llmsys.config.cleaning import ReadConfig
+import pyarrow as pa
+
+from llmsys.config.cleaning import ColumnType, ReadConfig
+from llmsys.data_pipeline.core.csv_types import TEXT, convert_texts
+from llmsys.data_pipeline.core.input_fields import parse_type
 from llmsys.data_pipeline.readers.charset import can_decode
 from llmsys.data_pipeline.readers.compressed_members import DamagedMember
 from llmsys.data_pipeline.readers.input_stream import InputStream, remove_compression_suffix
@@ -35,6 +42,9 @@ _QUOTED = 2
 _OTHER_FIELDS_BYTES = 1 << 16
 _MODULE_LIMIT = 2**31 - 1  # characters of a field; it is one of the process, and ours is lower
 _TRIES = 16
+# Rows whose columns are converted at once.
+_ROWS = 128
+_ROWS_BYTES = 1 << 20
 
 
 def read_csv(
@@ -51,6 +61,38 @@ def read_csv(
     Yields:
         Documents, and a `SkippedRecord` for each row or damage without one.
     """
+    waiting: list[_Row | SkippedRecord] = []
+    size = 0
+    for row in _iter_rows(source, magic, max_text_bytes, config):
+        waiting.append(row)
+        size += sum(map(len, row.cells.values())) if isinstance(row, _Row) else 0
+        if len(waiting) == _ROWS or size >= _ROWS_BYTES:
+            yield from _build_documents(source.path, waiting, max_text_bytes, config)
+            waiting = []
+            size = 0
+    yield from _build_documents(source.path, waiting, max_text_bytes, config)
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row of a file.
+
+    Attributes:
+        offset: Its place.
+        cells: Texts by column; empty ones are absent.
+        header: All columns.
+        typed: Values of the columns with a type, as `encode_fields` takes them.
+    """
+
+    offset: int
+    cells: dict[str, str]
+    header: Sequence[str]
+    typed: dict[str, Any] = field(default_factory=dict)
+
+
+def _iter_rows(
+    source: InputStream, magic: bytes, max_text_bytes: int, config: ReadConfig
+) -> Iterator[_Row | SkippedRecord]:
     csv.field_size_limit(_MODULE_LIMIT)
     limit = max_text_bytes * _QUOTED + _OTHER_FIELDS_BYTES
     lines = _LineFeed(source, magic, limit)
@@ -68,15 +110,24 @@ def read_csv(
             return
         if isinstance(row, SkippedRecord):
             yield row
-        elif not row[1]:  # an empty line
             continue
-        elif header is None:
-            header = row[1]
+        offset, texts = row
+        if not texts:  # an empty line
+            continue
+        if header is None:
+            header = texts
             if (problem := _find_header_problem(header, config)) is not None:
-                yield SkippedRecord(source.path, row[0], problem)
+                yield SkippedRecord(source.path, offset, problem)
                 return
+        elif len(texts) != len(header):
+            reason = f"{len(texts)} fields, and the header has {len(header)}"
+            yield SkippedRecord(source.path, offset, reason)
         else:
-            yield _build_row_document(source.path, row, header, max_text_bytes, config)
+            cells = {
+                name: text for name, text in zip(header, texts, strict=True)
+                if text or name == config.text_field
+            }  # fmt: skip
+            yield _Row(offset, cells, header)
 
 
 class _LineFeed:
@@ -210,23 +261,63 @@ def _find_header_problem(header: list[str], config: ReadConfig) -> str | None:
     return None
 
 
-def _build_row_document(
-    path: str, row: tuple[int, list[str]], header: Sequence[str], limit: int, config: ReadConfig
-) -> Page | SkippedRecord:
-    offset, fields = row
-    if len(fields) != len(header):
-        reason = f"{len(fields)} fields, and the header has {len(header)}"
-        return SkippedRecord(path, offset, reason)
-    cells = {
-        name: value for name, value in zip(header, fields, strict=True)
-        if value or name == config.text_field
-    }  # fmt: skip
-    values = {
-        name: cells.get(getattr(config, f"{name}_field")) for name in ("text", "url", "id", "date")
+def _build_documents(
+    path: str, rows: Sequence[_Row | SkippedRecord], limit: int, config: ReadConfig
+) -> Iterator[Page | SkippedRecord]:
+    """Yield the documents of rows, in their order."""
+    refused = {
+        number: name
+        for name in reversed(config.column_types)  # of several the first one is named
+        for number in _convert_column(rows, name, config.column_types[name])
     }
-    page = build_document_page(offset, values, limit, config.text_field, header)
-    if isinstance(page, str):
-        return SkippedRecord(path, offset, page)
-    if config.keep_fields != "none":
-        page = add_fields(page, select_row_fields(cells, values, config))
-    return page
+    for number, row in enumerate(rows):
+        if isinstance(row, SkippedRecord):
+            yield row
+        elif (name := refused.get(number)) is not None:
+            kind = config.column_types[name]
+            reason = f"column {name!r} is not {kind}, its type in data.read.column_types"
+            yield SkippedRecord(path, row.offset, reason)
+        else:
+            page = _build_row_document(row, limit, config)
+            yield SkippedRecord(path, row.offset, page) if isinstance(page, str) else page
+
+
+def _convert_column(
+    rows: Sequence[_Row | SkippedRecord], name: str, kind: ColumnType
+) -> Iterator[int]:
+    """Convert the texts of a column; yield the numbers of rows whose text its type refuses."""
+    places = [
+        (number, row) for number, row in enumerate(rows)
+        if isinstance(row, _Row) and name in row.cells
+    ]  # fmt: skip
+    texts = [row.cells[name] for _, row in places]
+    values: Sequence[Any] = texts
+    if kind != "string":
+        try:
+            values = convert_texts(texts, parse_type(kind))
+        except pa.ArrowInvalid:
+            if len(texts) == 1:
+                yield places[0][0]
+                return
+            # Few rows are refused, and they are found by halves.
+            middle = places[len(places) // 2][0]
+            yield from _convert_column(rows[:middle], name, kind)
+            yield from (middle + number for number in _convert_column(rows[middle:], name, kind))
+            return
+    for (_, row), value in zip(places, values, strict=True):
+        row.typed[name] = value
+
+
+def _build_row_document(row: _Row, limit: int, config: ReadConfig) -> Page | str:
+    values = {
+        name: row.cells.get(getattr(config, f"{name}_field"))
+        for name in ("text", "url", "id", "date")
+    }
+    page = build_document_page(row.offset, values, limit, config.text_field, row.header)
+    if isinstance(page, str) or config.keep_fields == "none":
+        return page
+    fields = select_row_fields(row.cells, values, config)
+    return add_fields(
+        page,
+        {name: row.typed.get(name, {TEXT: text}) for name, text in fields.items()},
+    )

@@ -101,8 +101,8 @@ def list_late_formats(path: str) -> list[str]:
     Returns:
         Entries for the key of the task that reads the file; [] for most files.
     """
-    # Both were one damaged record.
-    late = [("rows of CSV", _CSV), ("members of zip", (".zip",))]
+    # Both were one damaged record, and then had texts alone.
+    late = [("typed rows of CSV", _CSV), ("members of zip, with typed rows", (".zip",))]
     name = remove_compression_suffix(path)
     return [entry for entry, endings in late if name.endswith(endings)]
 

@@ -1,9 +1,9 @@
 """Read the pages of one file of any supported format: the entry point of this package.
 
-Formats: WARC, WET, ARC, JSON lines, CSV, TSV, parquet, Arrow, plain text, HTML; all but parquet and
-Arrow may be compressed with gzip, zstd, lz4, bzip2 or xz; a path or a URL. A zip archive is read
-member by member. The format is detected from the first bytes, and from the name only where they do
-not decide.
+Formats: WARC, WET, ARC, JSON lines, CSV, TSV, parquet, Arrow, plain text, HTML, PDF; all but
+parquet and Arrow may be compressed with gzip, zstd, lz4, bzip2 or xz; a path or a URL. A zip
+archive is read member by member. The format is detected from the first bytes, and from the name
+only where they do not decide.
 
 Invariants:
 - No input raises. A failure is a `SkippedRecord` with file, offset and reason, and reading
@@ -52,6 +52,7 @@ _BY_NAME = {
     ".tab": "csv",
     ".txt": "text",
     ".md": "text",
+    ".pdf": "pdf",
     ".html": "html",
     ".htm": "html",
 }
@@ -59,7 +60,6 @@ _HEAD = 4_096
 # Formats that are named and not read, and what to do with them.
 _UNREAD = {
     "zip": "a zip archive inside another or inside a compression: unpack it",
-    "pdf": "a PDF: extract its text first, such as with pdftotext",
     "array": "a JSON array: write one object a line, such as with jq -c '.[]'",
 }
 
@@ -192,6 +192,10 @@ def _iter_format_records(
         from llmsys.data_pipeline.readers.text_file import read_html_file
 
         yield from read_html_file(source, magic, limit)
+    elif kind == "pdf":
+        from llmsys.data_pipeline.readers.pdf_text import read_pdf_file
+
+        yield from read_pdf_file(source, magic, limit, config.pdf)
     elif kind == "arc":
         yield from iter_dialect_records(
             source, ArcDialect(), extractor.extract_page, extractor.keep_bytes

@@ -29,7 +29,7 @@ def read_text_file(
         The document, or the reason why the file is none.
     """
     reason = f"longer than {max_text_bytes} bytes: split it, one document per file"
-    content = _read_content(source, magic, max_text_bytes + len(_MARK), reason)
+    content = read_content(source, magic, max_text_bytes + len(_MARK), reason)
     if isinstance(content, SkippedRecord):
         yield content
         return
@@ -59,7 +59,7 @@ def read_html_file(
         The page, without URL and date, or the reason why the file is none.
     """
     reason = f"page longer than {max_page_bytes} bytes: raise data.read.max_page_bytes"
-    content = _read_content(source, magic, max_page_bytes, reason)
+    content = read_content(source, magic, max_page_bytes, reason)
     if isinstance(content, SkippedRecord):
         yield content
         return
@@ -74,11 +74,19 @@ def read_html_file(
     )
 
 
-def _read_content(
+def read_content(
     source: InputStream, magic: bytes, limit: int, reason: str
 ) -> bytes | SkippedRecord:
-    """Return the decoded bytes of a file; `reason` where they are more than `limit`, or why they
-    are damaged.
+    """Read all of a file.
+
+    Args:
+        source: The file.
+        magic: Its compression.
+        limit: Maximum number of decoded bytes.
+        reason: Why a longer file is skipped.
+
+    Returns:
+        The decoded bytes, or the loss.
     """
     too_long = SkippedRecord(source.path, 0, reason)
     if not magic:

@@ -14,11 +14,12 @@ Invariants:
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from resiliparse.parse.encoding import detect_mime
 
-from llmsys.config.cleaning import ReadConfig
+from llmsys.config.cleaning import NoPdfReader, PdfiumConfig, ReadConfig
 from llmsys.data_pipeline.readers.charset import decide_charset, decode_text
 from llmsys.data_pipeline.readers.http_response import (
     BodyTooLargeError,
@@ -96,6 +97,7 @@ def _parse_digest(declared: str) -> tuple[str, bytes]:
 
 
 _HTML = ("text/html", "application/xhtml+xml")
+_PDF = "application/pdf"
 _TEXT_LIKE = ("text/", "application/octet-stream", "application/json", "application/javascript")
 _OK = range(200, 300)
 _MAX_HEADER_BYTES = 1 << 16  # an HTTP header does not count in the length of a page
@@ -109,6 +111,7 @@ class PageExtractor:
         self.limit = max_page_bytes
         self.config = config
         self.keep_bytes = max_page_bytes + _MAX_HEADER_BYTES
+        self.types = _HTML if isinstance(config.pdf, NoPdfReader) else (*_HTML, _PDF)
 
     def extract_page(self, record: ParsedRecord) -> Page | SkippedRecord | NonPageRecord:
         """Return a record as a page, or the reason why it is none."""
@@ -121,7 +124,7 @@ class PageExtractor:
         return page or NonPageRecord(record.offset)
 
     def extract_response(self, record: ParsedRecord) -> Page | str:
-        """Return the HTML of an HTTP response, or the reason why there is none."""
+        """Return the page in an HTTP response, or the reason why there is none."""
         get = record.headers.get
         url = (get("warc-target-uri") or "").strip("<> ")
         if not url:
@@ -139,7 +142,7 @@ class PageExtractor:
         if response.status not in _OK:
             return f"HTTP status {response.status}"
         declared = (get("warc-identified-payload-type") or response.content_type).lower()
-        if declared and declared not in _HTML:
+        if declared and declared not in self.types:
             return f"not HTML: {declared[:80]}"
         if len(response.body) > self.limit:
             raise BodyTooLargeError
@@ -151,12 +154,12 @@ class PageExtractor:
         )
 
     def extract_resource(self, record: ParsedRecord) -> Page | str | None:
-        """Return a page that was stored without an HTTP response; None if it is not declared as
-        HTML.
+        """Return a page that was stored without an HTTP response; None if it is declared as
+        another type.
         """
         declared, _, parameters = (record.headers.get("content-type") or "").partition(";")
         url = (record.headers.get("warc-target-uri") or "").strip("<> ")
-        if declared.strip().lower() not in _HTML or not url:
+        if declared.strip().lower() not in self.types or not url:
             return None
         body = DecodedBody(_require_block(record))
         charset = parameters.rpartition("charset=")[2].strip(" \"'")
@@ -204,7 +207,7 @@ class PageExtractor:
         response: HttpResponse | None,
     ) -> Page | str:
         payload = body.payload
-        problem = _find_non_html_reason(payload, declared)
+        problem = "" if declared == _PDF else _find_non_html_reason(payload, declared)
         if problem:
             return problem
         block = record.block or b""
@@ -214,16 +217,19 @@ class PageExtractor:
         reason, notes = self._check(record, body.cut, problem)
         if reason:
             return reason
-        found = decide_charset(payload, charset)
-        return Page(
+        page = Page(
             offset=record.offset,
             url=remove_invalid_characters(url),
             date=remove_invalid_characters(record.headers.get("warc-date") or ""),
-            payload=payload,
-            charset=found.codec,
             content_type=remove_invalid_characters(content_type),
-            more_notes=(*notes, found.note),
+            more_notes=notes,
         )
+        if declared == _PDF and isinstance(self.config.pdf, PdfiumConfig):
+            from llmsys.data_pipeline.readers.pdf_text import add_pdf_text
+
+            return add_pdf_text(page, payload, self.limit, self.config.pdf)
+        found = decide_charset(payload, charset)
+        return replace(page, payload=payload, charset=found.codec, more_notes=(*notes, found.note))
 
     def _check(self, record: ParsedRecord, cut: str, digest: str) -> tuple[str, tuple[str, ...]]:
         """Return the reason why the config drops a page, "" if it does not, and the notes of a

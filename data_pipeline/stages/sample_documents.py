@@ -31,6 +31,7 @@ from llmsys.config.sampling import (
 from llmsys.data_pipeline.core.document_schema import hash_positions, read_cells
 from llmsys.data_pipeline.executors.base import Report
 from llmsys.data_pipeline.rules.derived_columns import DERIVED, NO_VALUE
+from llmsys.data_pipeline.tokenize.repository_order import compute_places
 from llmsys.dataset.token_shards import ArrowFileWriter, read_batches, read_schema
 from llmsys.errors import ConfigError, DataError
 from llmsys.storage.arrow_file import read_columns
@@ -387,9 +388,14 @@ def _repeat_rows(rows: pa.RecordBatch, copies: NDArray[np.int64], seed: int) -> 
     repeated = rows.take(pa.array(sources))
     places = repeated.column("place").to_numpy().copy()
     ids = repeated.column("id").to_pylist()
+    # Copies of the files of a repository are next to each other, too.
+    is_grouped = "repository" in repeated.schema.names
+    groups = repeated.column("repository") if is_grouped else pa.nulls(len(ids))
     for number in range(1, int(nth.max(initial=0)) + 1):
         chosen = np.flatnonzero(nth == number)
         own = [ids[row] for row in chosen.tolist()]
-        places[chosen] = hash_positions(own, f"shuffle copy {number}", seed)
+        places[chosen] = compute_places(
+            own, groups.take(pa.array(chosen)), f"shuffle copy {number}", seed
+        )
     index = repeated.schema.get_field_index("place")
     return repeated.set_column(index, repeated.schema.field(index), pa.array(places))

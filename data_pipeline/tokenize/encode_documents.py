@@ -30,6 +30,7 @@ import pyarrow as pa
 import xxhash
 
 from llmsys.config.data import CrawlConfig
+from llmsys.config.document_order import RepositoryOrder
 from llmsys.data_pipeline.core.document_schema import (
     count_text_bytes,
     hash_positions,
@@ -37,6 +38,11 @@ from llmsys.data_pipeline.core.document_schema import (
 )
 from llmsys.data_pipeline.executors.base import Report
 from llmsys.data_pipeline.text.ragged_arrays import Integers, compute_offsets
+from llmsys.data_pipeline.tokenize.repository_order import (
+    REPOSITORY_FIELDS,
+    compute_places,
+    read_repositories,
+)
 from llmsys.data_pipeline.tokenize.token_cache import RaggedTokens, get_column_buffers
 from llmsys.data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
 from llmsys.dataset.manifest import LanguageUsage, TokenizerUsage
@@ -280,6 +286,8 @@ def encode_file(
     usage = TokenizerUsageCounter(tokenizer)
     checked = 0
     schema = build_encoded_schema(tokenizer.vocab_size).append(DIGEST_FIELD)
+    if isinstance(config.document_order, RepositoryOrder):
+        schema = pa.schema([*schema, *REPOSITORY_FIELDS], schema.metadata)
     known = None
     if earlier is not None:
         # where the tokenizer is a given one and documents changed
@@ -300,6 +308,12 @@ def encode_file(
             ended = append_end_token(tokens, tokenizer.eos_id)
             columns = _build_token_columns(batch, ended, heldout, schema, config.tokens.seed)
             columns.append(pa.array(digests, DIGEST_FIELD.type))
+            if isinstance(config.document_order, RepositoryOrder):
+                found = read_repositories(batch, config.document_order, source)
+                ids = batch.column("id").to_pylist()
+                places = compute_places(ids, found[0], "shuffle", config.tokens.seed)
+                columns[schema.get_field_index("place")] = pa.array(places)
+                columns += found
             writer.write(pa.record_batch(columns, schema=schema))
             report(int(count_text_bytes(batch.column("text")).sum()), 0)
     usage.write_piece_counts(pieces)

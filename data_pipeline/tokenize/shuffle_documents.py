@@ -1,7 +1,8 @@
 """Shuffle encoded documents over the whole dataset into token files of about equal size, by split.
 
 Reads encoded files, memory-mapped. Writes token files, their page tables, and the index of a split.
-A document's place in the shuffle is a hash of its id, and a token file is a range of places.
+A document's place in the shuffle is a hash of its id, and a token file is a range of places. Files
+of a repository may share a place; then they are ordered by their imports (`repository_order.py`).
 
 Invariants:
 - Every file is written independently; no list of all documents is needed.
@@ -19,6 +20,7 @@ import pyarrow as pa
 
 from llmsys.data_pipeline.core.document_schema import concat_batches
 from llmsys.data_pipeline.executors.base import Report
+from llmsys.data_pipeline.tokenize.repository_order import order_documents
 from llmsys.dataset.token_shards import (
     ArrowFileWriter,
     TokenFile,
@@ -163,8 +165,12 @@ def _iter_row_tables(
         places.append(batch.column("place").to_numpy()[rows])
         found.append(np.stack([np.full(len(rows), number), rows], axis=1))
         lengths.append(np.diff(batch.column("tokens").offsets.to_numpy())[rows].astype(np.int64))
-    order = np.argsort(np.concatenate(places), kind="stable")
-    table = np.concatenate(found)[order]
+    table = np.concatenate(found)
+    if batches and "repository" in batches[0].schema.names:
+        order = order_documents(batches, table, np.concatenate(places))
+    else:
+        order = np.argsort(np.concatenate(places), kind="stable")
+    table = table[order]
     tokens = np.cumsum(np.concatenate(lengths)[order])
     start = 0
     while start < len(table):

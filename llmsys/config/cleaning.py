@@ -2,7 +2,7 @@
 repair, personal data.
 
 Reading: the format of a file (WARC, WET, ARC, jsonl, parquet, Arrow; gzip, zstd, lz4, bzip2, xz or
-plain; zip archives) is detected from its bytes, that of CSV and TSV from its name. Keys and
+plain; zip archives; PDF) is detected from its bytes, that of CSV and TSV from its name. Keys and
 endpoints of remote storage come from the environment (AWS_*, FSSPEC_S3_*), because the config is
 written into the dataset and must not contain secrets.
 
@@ -19,11 +19,11 @@ from operator import eq, not_
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from llmsys.config.custom_rules import EntryListConfig
 from llmsys.config.python_code import PythonCode
-from llmsys.config.section import Section
+from llmsys.config.section import Section, raise_violation
 
 
 class _BaseExtractorConfig(Section):
@@ -243,7 +243,50 @@ class PythonReaderConfig(PythonCode):
     __hash__ = PythonCode.__hash__
 
 
+class NoPdfReader(Section):
+    """Read no PDF: a file is one loss, a record of a crawl is no page."""
+
+    kind: Literal["none"] = "none"
+
+
+class PdfiumConfig(Section):
+    """Read the text of PDF with pdfium (the engine of Chromium), in a process of its own. Needs the
+    extra `pdf`.
+
+    A PDF that would take more than these limits is a loss with its reason. CPU seconds are those of
+    its process, so that the load of a machine does not matter.
+    """
+
+    kind: Literal["pdfium"] = "pdfium"
+    max_bytes: int = Field(67_108_864, ge=1, description="Maximum bytes of a file.")
+    max_pages: int = Field(10_000, ge=1, description="Maximum number of pages.")
+    max_memory_bytes: int = Field(
+        1_073_741_824, ge=268_435_456, description="Maximum address space of the process."
+    )
+    max_cpu_seconds: int = Field(
+        60, ge=1, description="Maximum CPU seconds of the process: against files made to take days."
+    )
+
+
+PdfConfig = Annotated[NoPdfReader | PdfiumConfig, Field(discriminator="kind")]
+_NO_PDF = NoPdfReader()
+
 FieldName = Annotated[str, Field(min_length=1)]
+ColumnType = Literal[
+    "string",
+    "bool",
+    "int64",
+    "float64",
+    "date32",
+    "timestamp[s]",
+    "timestamp[ms]",
+    "timestamp[us]",
+    "timestamp[ns]",
+    "timestamp[s, tz=UTC]",
+    "timestamp[ms, tz=UTC]",
+    "timestamp[us, tz=UTC]",
+    "timestamp[ns, tz=UTC]",
+]
 
 
 class ReadConfig(Section):
@@ -269,6 +312,13 @@ class ReadConfig(Section):
         description="Further fields of JSON lines, CSV, Parquet and Arrow files that become "
         "columns of documents/ and dropped/: all, none, or names; a.b: field b of a.",
     )
+    column_types: dict[FieldName, ColumnType] = Field(
+        {},
+        exclude_if=not_,  # keys of datasets that were prepared before it
+        description="Types of columns of CSV and TSV files, by name: a row with another value is "
+        "skipped and counted. string keeps spellings such as 007. The types of other columns "
+        "follow from all of their values, as pyarrow infers them.",
+    )
     on_digest_mismatch: Literal["drop", "count", "ignore"] = Field(
         "drop",
         description="Action if WARC-Block-Digest or WARC-Payload-Digest does not match: drop and "
@@ -287,9 +337,30 @@ class ReadConfig(Section):
         description="Maximum attempts of a read from remote storage, with delays of 0.5, 1, 2, … "
         "s.",
     )
+    pdf: PdfConfig = Field(
+        _NO_PDF,
+        exclude_if=partial(eq, _NO_PDF),  # keys of datasets that were prepared before it
+        description="PDF files, and records of crawls with application/pdf. Their text is a "
+        "document, with a form feed between pages.",
+    )
     reader: PythonReaderConfig | None = Field(
         None,
         exclude_if=not_,  # keys of datasets that were prepared before it
         description="A reader of your own for the files, which are then not split into blocks. "
         "Null: by their format.",
     )
+
+    @model_validator(mode="after")
+    def _check_column_types(self) -> "ReadConfig":
+        for key in ("text_field", "url_field", "id_field", "date_field"):
+            if (name := getattr(self, key)) in self.column_types:
+                raise_violation(
+                    f"column_types.{name}",
+                    f"{self.column_types[name]} for {name!r}, which data.read.{key} reads as text. "
+                    "Leave it out here.",
+                )
+        return self
+
+    def __hash__(self) -> int:
+        """Return a hash; pydantic's needs fields that are hashable."""
+        return hash(self.model_dump_json())

@@ -11,6 +11,8 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from functools import partial
+from operator import eq
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -34,6 +36,7 @@ from llmsys.config.deduplication import (
     DeduplicationConfig,
     SemanticDedupConfig,
 )
+from llmsys.config.document_order import DocumentOrder, HashOrder
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.input_files import InputEntry
@@ -201,6 +204,9 @@ class DocumentFilesConfig(Section):
     )
 
 
+_HASH_ORDER = HashOrder()
+
+
 class CrawlConfig(Section):
     """A dataset of documents, from crawl files to token shards."""
 
@@ -240,6 +246,11 @@ class CrawlConfig(Section):
         (),
         description="Weights and caps by column, which decide how often a document is in the "
         "training tokens. documents/ and the held-out split have each once.",
+    )
+    document_order: DocumentOrder = Field(
+        _HASH_ORDER,
+        exclude_if=partial(eq, _HASH_ORDER),  # keys of datasets that were prepared before it
+        description="Order of documents in the token files.",
     )
     tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="Layout of token files.")
     documents: DocumentFilesConfig = Field(

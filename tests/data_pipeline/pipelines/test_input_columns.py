@@ -257,7 +257,7 @@ def test_only_the_fields_of_a_list_are_kept_and_a_missing_one_is_named(tmp_path:
         assert {row["meta.source"] for row in found.values()} == {"web"}
         assert "other" not in read_files(folder, "documents").schema.names
         assert manifest.column_notes == (
-            'data.read.keep_fields names "licence", which no document has; found of it: '
+            'data.read.keep_fields names "licence", which no document has; found: '
             '"meta.source", "score". Correct the name, or leave it out.',
         )
         none = prepare(tmp_path / f"{name}-none", [tmp_path / name], read={"keep_fields": "none"})

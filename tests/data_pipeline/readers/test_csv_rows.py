@@ -17,6 +17,7 @@ import pytest
 import zstandard
 
 from llmsys.config.cleaning import ReadConfig
+from llmsys.data_pipeline.core.csv_types import TEXT
 from llmsys.data_pipeline.core.input_fields import FIELDS, decode_fields
 from llmsys.data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.data_pipeline.readers.page_reader import read_pages
@@ -38,7 +39,10 @@ def read(path: Path, **config: Any) -> tuple[list[dict[str, Any]], list[tuple[in
     losses: list[tuple[int, str]] = []
     for batch in read_pages(str(path), max_page_bytes=LIMIT, config=ReadConfig(**config)):
         for row in batch.pages.to_pylist():
-            fields = decode_fields(row.pop(FIELDS, None))
+            fields = {
+                name: value[TEXT] if isinstance(value, dict) else value
+                for name, value in decode_fields(row.pop(FIELDS, None)).items()
+            }
             rows.append({key: row[key] for key in ("offset", "text", "url", "date")} | fields)
         losses += [(skip.offset, skip.reason) for skip in batch.skipped]
     return rows, losses

@@ -288,7 +288,7 @@ def test_a_stream_of_xz_that_asks_for_gigabytes_is_named(tmp_path: Path) -> None
     ("name", "content", "reason"),
     [
         ("a.warc.zip", b"PK\x03\x04" + b"\0" * 30, "damaged zip archive: its directory"),
-        ("a.jsonl", b"%PDF-1.7\n%", "a PDF: extract its text first"),
+        ("a.jsonl", b"%PDF-1.7\n%", "a PDF: data.read.pdf.kind=pdfium reads"),
         ("a.json", b' [\n  {"text": "one"},\n  {"text": "two"}\n]\n', "a JSON array: write one"),
         ("a.json", b"[]", "not a JSON object"),
     ],

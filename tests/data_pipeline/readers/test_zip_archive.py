@@ -110,7 +110,7 @@ def test_what_is_no_document_is_named_by_member(tmp_path: Path) -> None:
         "inner.zip": nested,
         "inner.zip.gz": nested,
         "picture.png": "no format that is read: .jsonl, .ndjson, .json, .parquet, .arrow, "
-        ".feather, .arc, .csv, .tsv, .tab, .txt, .md, .html, .htm, .warc",
+        ".feather, .arc, .csv, .tsv, .tab, .txt, .md, .pdf, .html, .htm, .warc",
         "bad.jsonl": "not JSON: Expecting property name enclosed in double quotes",
     }
     assert [row["file"].rpartition("/")[2] for row in found] == [

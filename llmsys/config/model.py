@@ -49,6 +49,7 @@ from llmsys.config.section import (
     list_divisors,
     raise_violations,
 )
+from llmsys.config.sparse_attention import find_sparse_violations
 from llmsys.errors import Violation, format_choices
 
 Family = Literal["decoder", "encoder", "encoder_decoder"]
@@ -449,6 +450,9 @@ def _find_linear_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from find_linear_violations(
         model.linear_attention, *layers, model.family, model.attention.kind, given
     )
+    if (latent := model.attention).kind == "latent":
+        sizes = (latent.sparse, latent.q_lora_rank, latent.qk_rope_head_dim)
+        yield from find_sparse_violations(*sizes, model.family, given, model.layer_types)
 
 
 def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:

@@ -350,7 +350,7 @@ class BitwiseEngine:
     def _take_numbers(
         self,
         numbers_J: Tensor,
-        layers: Sequence[MoELayer | AdaptiveRecurrence],
+        layers: Sequence[AuxiliaryLayer],
         nats: Tensor | None,
     ) -> None:
         """Write the metrics of a forward pass, and reset the counters of its layers."""
@@ -424,8 +424,8 @@ class BitwiseEngine:
 
 
 def _number_counters(
-    layers: Sequence[MoELayer | AdaptiveRecurrence],
-) -> dict[MoELayer | AdaptiveRecurrence, slice]:
+    layers: Sequence[AuxiliaryLayer],
+) -> dict[AuxiliaryLayer, slice]:
     """Return the places of each layer's counters in the metrics of a micro-batch, after the
     loss.
     """

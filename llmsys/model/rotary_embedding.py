@@ -175,6 +175,30 @@ class RotaryCosSin:
         self.cos = cos
         self.sin = sin
         self.pairing = pairing
+        self._other: RotaryCosSin | None = None
+
+    def with_pairing(self, pairing: str) -> "RotaryCosSin":
+        """Return the rotation by the same angles of channels that are paired otherwise.
+
+        Args:
+            pairing: `halves` or `neighbours`.
+
+        Returns:
+            This rotation, or one that is built at the first call, for all layers.
+        """
+        if pairing == self.pairing:
+            return self
+        if self._other is None:
+            if pairing == "halves":
+                cos, sin = self.cos[..., ::2], self.sin[..., 1::2]
+                cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+            else:
+                half = self.cos.shape[-1] // 2
+                cos, sin = self.cos[..., :half], self.sin[..., half:]
+                cos = cos.repeat_interleave(2, dim=-1)
+                sin = torch.stack([-sin, sin], dim=-1).flatten(-2)
+            self._other = RotaryCosSin(cos, sin, pairing)
+        return self._other
 
     def __call__(self, x_BTHK: Tensor) -> Tensor:
         """Rotate the first R channels of each head, and keep the others.

@@ -23,6 +23,10 @@ LATENT: Changes = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
 }
+SPARSE: Changes = LATENT | {
+    "q_lora_rank": 14,
+    "sparse": {"index_topk": 5, "index_n_heads": 3, "index_head_dim": 6},
+}
 LAYERNORM: Changes = {"norm": {"kind": "layernorm"}}
 LINEAR: Changes = {
     "num_hidden_layers": 4,
@@ -170,6 +174,12 @@ DECODERS: dict[str, Changes] = {
     "fixed head bias": {"head": {"kind": "lm", "bias": "fixed"}, "tie_word_embeddings": True},
     "latent": {**EVERY_HEAD, "attention": LATENT | {"q_lora_rank": 14}},
     "latent without query rank": {**EVERY_HEAD, "attention": LATENT},
+    "latent and sparse": {**EVERY_HEAD, "attention": SPARSE},
+    "latent and sparse, warm-up, neighbours": {
+        **EVERY_HEAD,
+        "attention": SPARSE
+        | {"sparse": SPARSE["sparse"] | {"phase": "warm_up", "pairing": "neighbours"}},
+    },
     "latent with biases": {**EVERY_HEAD, "attention": LATENT | {"q_lora_rank": 14, "bias": True}},
 }
 MIXTURES: dict[str, Changes] = {
@@ -200,6 +210,12 @@ MIXTURES: dict[str, Changes] = {
         "multi_token_prediction": {},
     },
     "predicts two tokens further": {"multi_token_prediction": {"depth": 2}},
+    "predicts further with experts and sparse latents": {
+        **EVERY_HEAD,
+        "attention": SPARSE,
+        "moe": {**MOE, "num_shared_experts": 1},
+        "multi_token_prediction": {},
+    },
     "predicts further with experts and latents": {
         **EVERY_HEAD,
         "attention": LATENT | {"q_lora_rank": 14},

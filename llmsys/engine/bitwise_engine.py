@@ -47,9 +47,7 @@ from llmsys.engine.pipelined_model import PipelinedModel
 from llmsys.errors import LlmsysError
 from llmsys.estimate.pipeline_stages import PipelineCut
 from llmsys.model.initialization import build_initializer
-from llmsys.model.moe_layer import MoELayer
-from llmsys.model.recurrence import AdaptiveRecurrence
-from llmsys.model.transformer import Transformer
+from llmsys.model.transformer import AuxiliaryLayer, Transformer
 from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
 from llmsys.optim.elementwise import require_elementwise
 from llmsys.parallel.device_mesh import DeviceMeshes

@@ -185,7 +185,9 @@ class MultiHeadLatentAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         mask = context.masks[self.layer_type] if index is None else index.mask
         if self.training and self.indexer is not None and index is not None:
-            self.indexer.record_loss(index.scores_BTS, q, k, index.mask, self.scale, context.real_BT)
+            self.indexer.record_loss(
+                index.scores_BTS, q, k, index.mask, self.scale, context.real_BT
+            )
         return compute_attention(q, k, v, mask, scale=self.scale, dropout=dropout)
 
 

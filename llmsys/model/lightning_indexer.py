@@ -32,7 +32,9 @@ NORM_EPS = 1e-6  # not a field of any config.json
 
 
 class LightningIndexer(Float32BufferModule):
-    """score(t, s) = Σ_i w_ti · relu(q_ti · k_s) / sqrt(I · K), equation 1; one key for all heads."""
+    """score(t, s) = Σ_i w_ti · relu(q_ti · k_s) / sqrt(I · K) (equation 1); all heads share a
+    key.
+    """
 
     loss_sum: Tensor
     num_tokens: Tensor

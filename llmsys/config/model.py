@@ -481,6 +481,7 @@ def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:
             yield Violation(
                 "moe.dense_layers", f"there is no layer {layer}. Use numbers from 0 to {last}."
             )
+    yield from model.moe.find_model_violations(model.residual.kind, model.parametrization.kind)
 
 
 def _find_recurrence_violations(model: ModelConfig) -> Iterator[Violation]:

@@ -112,12 +112,15 @@ def _is_last_in_block(model: ModelConfig, name: str) -> bool:
     crossed = model.family == "encoder_decoder" and not name.startswith("encoder.")
     if crossed and residual.is_parallel:
         return name.endswith(".cross_attention.o_proj.weight")
+    if model.moe is not None and model.moe.latent_size is not None and ".shared." in name:
+        return False  # the sum of the experts is projected behind it
     shared = (
         model.moe is not None
         and not model.moe.shared_gate
         and name.endswith(".shared.down_proj.weight")
     )
-    return shared or name.endswith(".feed_forward.down_proj.weight")
+    ends = (".feed_forward.down_proj.weight", ".fc2_latent_proj.weight")
+    return shared or name.endswith(ends)
 
 
 Convention = Literal["causal", "full", "hardware"]

@@ -178,6 +178,7 @@ DECODERS: dict[str, Changes] = {
     "latent and sparse, warm-up, neighbours": {
         **EVERY_HEAD,
         "attention": SPARSE
+        | {"v_head_dim": 12}
         | {"sparse": SPARSE["sparse"] | {"phase": "warm_up", "pairing": "neighbours"}},
     },
     "latent with biases": {**EVERY_HEAD, "attention": LATENT | {"q_lora_rank": 14, "bias": True}},
@@ -201,6 +202,19 @@ MIXTURES: dict[str, Changes] = {
         "moe": {**MOE, "router_bias": True, "expert": {"kind": "clamped_swiglu", "bias": True}},
     },
     "experts without a gate": {"moe": {**MOE, "expert": {"kind": "relu"}, "num_shared_experts": 1}},
+    "experts in latents": {"moe": {**MOE, "latent_size": 8}},
+    "experts in latents, and shared": {
+        "moe": {
+            **MOE,
+            "latent_size": 8,
+            "num_shared_experts": 1,
+            "expert": {"kind": "squared_relu"},
+        },
+    },
+    "experts in latents, and shared, output norms": {
+        "moe": {**MOE, "latent_size": 8, "num_shared_experts": 1},
+        "residual": {"kind": "sandwich"},
+    },
     "gated delta rule with experts": {"moe": {**MOE, "num_shared_experts": 1}, **LINEAR},
     "kimi delta rule with experts": {"moe": {**MOE, "num_shared_experts": 1}, **KIMI},
     "state space dual with experts": {"moe": {**MOE, "num_shared_experts": 1}, **DUAL},

@@ -408,6 +408,12 @@ EXPERT_FACTORS = (
         Value("gated", {"model.moe.num_shared_experts": 1, "model.moe.shared_gate": True}),
         acts_with=HAS_EXPERTS,
     ),
+    build_factor(
+        "expert channels",
+        Value("those of the model"),
+        Value("latents", {"model.moe.latent_size": 6}),
+        acts_with=HAS_EXPERTS,
+    ),
     build_choice_factor("router score", "model.moe.score", "softmax", acts_with=HAS_EXPERTS),
     build_factor(
         "expert groups",

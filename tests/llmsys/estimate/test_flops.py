@@ -62,7 +62,8 @@ RECOMPUTED = ["dense", "sinks", "sandwich, capped, windows", "multi-query, paral
     "gated shared expert of its own width",
     "experts without a gate", "predicts further with experts and latents", "experts in latents",
     "experts in latents, and shared", "experts in latents, and shared, output norms",
-    "latent and sparse", "predicts further with experts and sparse latents", "masked language model",
+    "latent and sparse", "predicts further with experts and sparse latents",
+    "masked language model",
     "grouped, norm of each head", "experts in the decoder"]  # fmt: skip
 
 

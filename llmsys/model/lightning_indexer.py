@@ -85,7 +85,7 @@ class LightningIndexer(Float32BufferModule):
         k_BTK = self.k_norm(self.k_proj(x_BTD))
         rotation = context.rotations.get(self.layer_type) if self.rotates else None
         if rotation is not None:
-            rotation = rotation.with_pairing(self.sparse.pairing)
+            rotation = rotation.to_pairing(self.sparse.pairing)
             q_BTIK = rotation(q_BTIK)
             k_BTK = rotation(k_BTK.unsqueeze(2)).squeeze(2)
         k_BSK = k_BTK

@@ -177,7 +177,7 @@ class RotaryCosSin:
         self.pairing = pairing
         self._other: RotaryCosSin | None = None
 
-    def with_pairing(self, pairing: str) -> "RotaryCosSin":
+    def to_pairing(self, pairing: str) -> "RotaryCosSin":
         """Return the rotation by the same angles of channels that are paired otherwise.
 
         Args:

@@ -189,15 +189,11 @@ class RotaryCosSin:
         if pairing == self.pairing:
             return self
         if self._other is None:
-            if pairing == "halves":
-                cos, sin = self.cos[..., ::2], self.sin[..., 1::2]
-                cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-            else:
-                half = self.cos.shape[-1] // 2
-                cos, sin = self.cos[..., :half], self.sin[..., half:]
-                cos = cos.repeat_interleave(2, dim=-1)
-                sin = torch.stack([-sin, sin], dim=-1).flatten(-2)
-            self._other = RotaryCosSin(cos, sin, pairing)
+            half = self.cos.shape[-1] // 2
+            # The second of each pair, whose sine has its own sign.
+            second = slice(half, None) if self.pairing == "halves" else slice(1, None, 2)
+            tables = _arrange_pairs(self.cos[..., second], self.sin[..., second], pairing)
+            self._other = RotaryCosSin(*tables, pairing)
         return self._other
 
     def __call__(self, x_BTHK: Tensor) -> Tensor:
@@ -227,6 +223,14 @@ class RotaryCosSin:
         # Neighbours: 2i with 2i + 1.
         swapped_BTHR: Tensor = x_BTHR.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         return swapped_BTHR
+
+
+def _arrange_pairs(cos: Tensor, sin: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
+    """Return the cosines and signed sines of all channels, from those of each pair."""
+    # The first of a pair gets minus its partner; a signed table saves a negation per rotation.
+    if pairing == "halves":
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    return cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2)
 
 
 @dataclass
@@ -324,14 +328,7 @@ class RotaryEmbedding:
         )
         angles = positions_P.to(torch.float64)[..., None] * frequencies
         cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
-        # The first of a pair gets minus its partner; a signed table saves a negation per rotation.
-        if self.position.pairing == "halves":
-            cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-        else:
-            cos, sin = (
-                cos.repeat_interleave(2, dim=-1),
-                torch.stack([-sin, sin], dim=-1).flatten(-2),
-            )
+        cos, sin = _arrange_pairs(cos, sin, self.position.pairing)
         return _CosSinTable(cos.to(device, torch.float32), sin.to(device, torch.float32))
 
 

@@ -50,7 +50,7 @@ def compute_index_scores(
                 for key in keys
             ]
         )
-    return rows  # type: ignore[return-value]
+    return rows
 
 
 def choose_keys(scores: list[Tensor], visible: list[int], top: int) -> list[int]:
@@ -66,7 +66,7 @@ def compute_sparse_attention(
     latent: Any = config.attention
     nope, rope, width = latent.qk_nope_head_dim, latent.qk_rope_head_dim, latent.v_head_dim
     heads, rank = config.num_attention_heads, latent.kv_lora_rank
-    pairing = config.position.pairing  # type: ignore[union-attr]
+    pairing = config.position.pairing
     queries, keys, values, latents = [], [], [], []
     for t, one in enumerate(x):
         c = apply_linear(p, "q_a_proj", one)

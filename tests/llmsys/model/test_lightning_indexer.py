@@ -164,7 +164,7 @@ def test_checkpointing_repeats_the_loss_and_counts_it_once(mode: Any) -> None:
     assert measured == once
     # A mean over layers and tokens, without its weight; 23 tokens are real.
     total = INDEX["loss_weight"] * 2 * float(measured["indexer_loss"])
-    assert total == pytest.approx(float(plain.compute_auxiliary_loss()))
+    assert total == pytest.approx(float(plain.compute_auxiliary_loss().detach()))
     assert float(measure_indexer_loss(plain)["indexer_loss"]) == 0, "counts are reset"
 
 

@@ -192,7 +192,7 @@ class RotaryCosSin:
             half = self.cos.shape[-1] // 2
             # The second of each pair, whose sine has its own sign.
             second = slice(half, None) if self.pairing == "halves" else slice(1, None, 2)
-            tables = _arrange_pairs(self.cos[..., second], self.sin[..., second], pairing)
+            tables = _expand_pairs(self.cos[..., second], self.sin[..., second], pairing)
             self._other = RotaryCosSin(*tables, pairing)
         return self._other
 
@@ -225,7 +225,7 @@ class RotaryCosSin:
         return swapped_BTHR
 
 
-def _arrange_pairs(cos: Tensor, sin: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
+def _expand_pairs(cos: Tensor, sin: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
     """Return the cosines and signed sines of all channels, from those of each pair."""
     # The first of a pair gets minus its partner; a signed table saves a negation per rotation.
     if pairing == "halves":
@@ -328,7 +328,7 @@ class RotaryEmbedding:
         )
         angles = positions_P.to(torch.float64)[..., None] * frequencies
         cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
-        cos, sin = _arrange_pairs(cos, sin, self.position.pairing)
+        cos, sin = _expand_pairs(cos, sin, self.position.pairing)
         return _CosSinTable(cos.to(device, torch.float32), sin.to(device, torch.float32))
 
 

@@ -35,12 +35,12 @@ DOCUMENTS = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, -1], [5] * 12])
 INDEX = {"index_topk": 3, "index_n_heads": 2, "index_head_dim": 6, "loss_weight": 0.5}
 
 
-def build_config(layers: int = 2, **changes: Any) -> ModelConfig:
+def build_config(layers: int = 2, rotated: str = "neighbours", **changes: Any) -> ModelConfig:
     return build_tiny_config(
         num_hidden_layers=layers,
         num_key_value_heads=4,
         attention=LATENT | {"sparse": INDEX | changes},
-        position={"kind": "rope", "pairing": "neighbours"},
+        position={"kind": "rope", "pairing": rotated},
     )
 
 
@@ -48,10 +48,18 @@ def find_attention(model: Transformer) -> Any:
     return model.get_submodule("blocks.0.attention")
 
 
-@pytest.mark.parametrize("pairing", ["halves", "neighbours"])
-@pytest.mark.parametrize("phase", ["sparse", "warm_up"])
-def test_outputs_and_all_gradients_equal_the_formulas(phase: str, pairing: str) -> None:
-    config = build_config(1, phase=phase, pairing=pairing)
+@pytest.mark.parametrize(
+    ("phase", "rotated", "pairing"),
+    [
+        ("sparse", "neighbours", "halves"),
+        ("sparse", "halves", "neighbours"),
+        ("warm_up", "neighbours", "neighbours"),
+    ],
+)
+def test_outputs_and_all_gradients_equal_the_formulas(
+    phase: str, rotated: str, pairing: str
+) -> None:
+    config = build_config(1, rotated, phase=phase, pairing=pairing)
     model = build_tiny_model(config).train()
     attention = find_attention(model)
     x_BTD = torch.randn(2, LENGTH, 16, generator=torch.Generator().manual_seed(3))

@@ -25,6 +25,7 @@ from llmsys.config.module_tensors import (
     iter_linear_parameters,
 )
 from llmsys.config.section import Section
+from llmsys.config.sparse_attention import SparseAttentionConfig
 from llmsys.errors import Violation
 
 
@@ -97,9 +98,22 @@ class BaseAttentionConfig(Section):
         """
         return None
 
-    def count_backward_products(self, model: ModelShape, length: int) -> int:
+    def count_backward_products(
+        self, model: ModelShape, length: int, documents: Sequence[int] | None
+    ) -> int:
         """Return the multiplications that the backward pass of a row has beyond two for each one of
-        the forward pass.
+        the forward pass; below 0 where it has fewer.
+
+        Args:
+            model: widths of the model.
+            length: positions of the row.
+            documents: as in `count_products`.
+        """
+        return 0
+
+    def count_plain_products(self, model: ModelShape, length: int) -> int:
+        """Return the multiplications of pairs of a row that no attention kernel computes, and that
+        selective checkpointing repeats.
 
         Args:
             model: widths of the model.
@@ -344,6 +358,10 @@ class LatentAttentionConfig(BaseAttentionConfig):
         gt=0,
         description="Scale of the scores. null: 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim).",
     )
+    sparse: SparseAttentionConfig | None = Field(
+        None,
+        description="Attend to the keys that an indexer chooses (DeepSeek-V3.2). null: to all.",
+    )
 
     @property
     def cross_attention(self) -> MultiHeadAttentionConfig:
@@ -380,6 +398,46 @@ class LatentAttentionConfig(BaseAttentionConfig):
         yield from iter_linear_parameters(
             "attention.o_proj", hidden, values, self.bias, "attention"
         )
+        if self.sparse is not None and self.q_lora_rank is not None:
+            yield from self.sparse.iter_parameters(model, self.q_lora_rank)
+
+    def count_products(
+        self, model: ModelShape, layer: int, length: int, documents: Sequence[int] | None
+    ) -> int | None:
+        """Return the multiplications of a row with an indexer: its scores, and attention and its
+        weights over the keys that it chooses. None without one.
+        """
+        if self.sparse is None:
+            return None
+        width = self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim
+        pairs = self.sparse.count_kernel_pairs(length, documents)
+        own = self.sparse.count_index_products(length, documents)
+        shares = self._count_share_products(model, pairs)
+        return own + shares + pairs * model.num_attention_heads * width
+
+    def count_backward_products(
+        self, model: ModelShape, length: int, documents: Sequence[int] | None
+    ) -> int:
+        """Return minus what the weights that an indexer learns from cost: they have no gradient."""
+        if self.sparse is None:
+            return 0
+        pairs = self.sparse.count_kernel_pairs(length, documents)
+        return -2 * self._count_share_products(model, pairs)
+
+    def count_plain_products(self, model: ModelShape, length: int) -> int:
+        """Return the multiplications of an indexer's scores and of the weights that it learns
+        from.
+        """
+        if self.sparse is None:
+            return 0
+        shares = self._count_share_products(model, length**2)
+        return shares + self.sparse.count_index_products(length, None)
+
+    def _count_share_products(self, model: ModelShape, pairs: int) -> int:
+        """Return the multiplications of attention weights outside of the kernel, which does not
+        return them.
+        """
+        return pairs * model.num_attention_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
 
     def build_score_shape(self, model: ModelShape, keys: int, *, is_causal: bool) -> ScoreShape:
         """Return the shape of scores against `keys` keys."""
@@ -423,6 +481,8 @@ class LatentAttentionConfig(BaseAttentionConfig):
         yield SavedTensor("keys and values", keys_values, "product", is_saved=are_keys_saved)
         yield SavedTensor("whole queries", queries, "pointwise", is_saved=are_queries_saved)
         yield SavedTensor("whole keys", queries, "pointwise", is_saved=are_keys_saved)
+        if self.sparse is not None:
+            yield from self.sparse.iter_saved_tensors(shape)
 
     def _iter_norm_tensors(
         self, name: str, channels: int, shape: ActivationShape

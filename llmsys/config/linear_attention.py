@@ -96,7 +96,9 @@ class BaseDeltaConfig(BaseLinearAttentionConfig):
         states = (chunks - 1) * size * 3 * self.value_channels * self.key_head_dim
         return self.count_pair_products(length) + sums + states
 
-    def count_backward_products(self, model: ModelShape, length: int) -> int:
+    def count_backward_products(
+        self, model: ModelShape, length: int, documents: Sequence[int] | None
+    ) -> int:
         """Return the multiplications that the backward pass of the solve of each chunk has, beyond
         two for each one of the forward pass.
 

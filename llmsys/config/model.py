@@ -50,6 +50,7 @@ from llmsys.config.section import (
     raise_violations,
 )
 from llmsys.config.skips import find_skip_violations
+from llmsys.config.sparse_attention import find_sparse_violations
 from llmsys.errors import Violation, format_choices
 
 Family = Literal["decoder", "encoder", "encoder_decoder"]
@@ -460,6 +461,9 @@ def _find_linear_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from find_linear_violations(
         model.linear_attention, *layers, model.family, model.attention.kind, given
     )
+    if (latent := model.attention).kind == "latent":
+        sizes = (latent.sparse, latent.q_lora_rank, latent.qk_rope_head_dim)
+        yield from find_sparse_violations(*sizes, model.family, given, model.layer_types)
 
 
 def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:
@@ -488,6 +492,7 @@ def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:
             yield Violation(
                 "moe.dense_layers", f"there is no layer {layer}. Use numbers from 0 to {last}."
             )
+    yield from model.moe.find_model_violations(model.residual.kind, model.parametrization.kind)
 
 
 def _find_recurrence_violations(model: ModelConfig) -> Iterator[Violation]:

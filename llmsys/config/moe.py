@@ -175,6 +175,12 @@ class MoeConfig(Section):
         ge=1,
         description="Width of the shared layer if it is not a multiple of an expert's (Qwen2-MoE).",
     )
+    latent_size: int | None = Field(
+        None,
+        ge=1,
+        description="Channels in which routed experts compute: tokens are projected down before "
+        "they travel, and the sum of their experts up (LatentMoE; Nemotron 3). null: hidden_size.",
+    )
     shared_gate: bool = Field(
         False, description="Scale the output of the shared layer by sigmoid(w·x) (Qwen2-MoE)."
     )
@@ -291,19 +297,24 @@ class MoeConfig(Section):
             name: name of its module, the prefix of theirs.
             hidden: width of the model.
         """
-        width = self.moe_intermediate_size
+        width, inner = self.moe_intermediate_size, self.get_expert_channels(hidden)
         yield from iter_linear_parameters(
             f"{name}.router", self.num_experts, hidden, self.router_bias, "router"
         )
+        if self.latent_size is not None:
+            for projection, shape in (("fc1", (inner, hidden)), ("fc2", (hidden, inner))):
+                yield ParameterTensor(
+                    f"{name}.{projection}_latent_proj.weight", shape, "experts", input="token"
+                )
         # (experts, in, out), the transpose of a linear map
         for projection in self.expert.projections:
-            inputs, outputs = (width, hidden) if projection == "down" else (hidden, width)
+            inputs, outputs = (width, inner) if projection == "down" else (inner, width)
             stacked = (self.num_experts, inputs, outputs)
             yield ParameterTensor(
                 f"{name}.experts.{projection}_proj", stacked, "experts", input="visit"
             )
         for projection in self.expert.projections if self.expert.bias else ():
-            biases = (self.num_experts, hidden if projection == "down" else width)
+            biases = (self.num_experts, inner if projection == "down" else width)
             yield ParameterTensor(f"{name}.experts.{projection}_bias", biases, "experts")
         if self.shared_expert_size:
             yield from iter_feed_forward_parameters(
@@ -326,13 +337,16 @@ class MoeConfig(Section):
             is_output_saved: the residual branch saves the layer's output.
         """
         visits, bytes_of = shape.expert_load * self.visits_per_token, shape.compute_residual_bytes
+        inner = self.get_expert_channels(hidden)
         yield from self._iter_router_tensors(hidden, shape)
+        if self.latent_size is not None:
+            yield SavedTensor("latents of tokens", bytes_of(inner), "product", is_saved=False)
         sorted_by: Producer = "collective" if shape.are_experts_sharded else "pointwise"
-        yield SavedTensor("sorted visits", bytes_of(visits * hidden), sorted_by)
+        yield SavedTensor("sorted visits", bytes_of(visits * inner), sorted_by)
         yield from self.expert.iter_saved_tensors(
             " of experts", bytes_of(visits * self.moe_intermediate_size)
         )
-        yield SavedTensor("expert outputs", bytes_of(visits * hidden), "product")
+        yield SavedTensor("expert outputs", bytes_of(visits * inner), "product")
         if self.shared_expert_size:
             yield from self.expert.iter_saved_tensors(
                 " of shared experts", bytes_of(self.shared_expert_size)
@@ -340,6 +354,11 @@ class MoeConfig(Section):
             saved = self.shared_gate  # the gate multiplies it
             yield SavedTensor(
                 "shared expert output", bytes_of(hidden), "product", is_saved=saved, is_needed=saved
+            )
+        if self.latent_size is not None:
+            yield SavedTensor("sum of experts in latents", bytes_of(inner), "pointwise")
+            yield SavedTensor(
+                "projected sum of experts", bytes_of(hidden), "product", is_saved=False
             )
         yield SavedTensor("sum of experts", bytes_of(hidden), "pointwise", is_saved=is_output_saved)
 
@@ -369,7 +388,38 @@ class MoeConfig(Section):
                 itself. Shared experts read the input in any dtype.
         """
         # Experts save sorted copies, and the router saves a float32 copy.
-        return shape.value_bytes == FP32_BYTES or bool(self.shared_expert_size)
+        is_projected = bool(self.shared_expert_size) or self.latent_size is not None
+        return shape.value_bytes == FP32_BYTES or is_projected
+
+    def get_expert_channels(self, hidden: int) -> int:
+        """Return the channels of the input and output of a routed expert, in which tokens travel.
+
+        Args:
+            hidden: width of the model.
+        """
+        return hidden if self.latent_size is None else self.latent_size
+
+    def find_model_violations(self, residual: str, parametrization: str) -> Iterator[Violation]:
+        """Yield what experts in latents cannot be combined with, with keys below `model`.
+
+        Args:
+            residual: `model.residual.kind`.
+            parametrization: `model.parametrization.kind`.
+        """
+        if self.latent_size is None:
+            return
+        if residual == "deepnorm":
+            yield Violation(
+                "residual.kind",
+                "deepnorm has no constants for the two more projections of moe.latent_size. Use "
+                "pre, or set latent_size to null.",
+            )
+        if parametrization != "standard":
+            yield Violation(
+                "parametrization.kind",
+                f"{parametrization} has no rule for the projections of moe.latent_size. Use "
+                "standard, or set latent_size to null.",
+            )
 
     def count_sequence_visits(self, length: int) -> int:
         """Return the token-expert pairs in a sequence.

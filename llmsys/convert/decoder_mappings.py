@@ -24,6 +24,7 @@ from llmsys.convert.name_mapping import (
 OURS, LAYER = "blocks.{i}", "model.layers.{i}"
 TOP = map_modules({"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"})
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+INDEXER = {"q_b_proj": "wq_b", "k_proj": "wk", "k_norm": "k_norm", "weights_proj": "weights_proj"}
 # Computed tables that older files carry along.
 TABLES = (r"rotary_emb\.inv_freq$", r"\.attn(ention)?\.(masked_)?bias$")
 
@@ -41,6 +42,10 @@ def _map_attention(block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, 
         "kv_b_proj",
     )
     names = {f"{block}.attention.{one}": f"{layer}.self_attn.{one}" for one in plain}
+    names |= {
+        f"{block}.attention.indexer.{ours}": f"{layer}.self_attn.indexer.{theirs}"
+        for ours, theirs in INDEXER.items()
+    }
     names[f"{block}.attention.q_a_norm"] = f"{layer}.self_attn.q_a_layernorm"
     names[f"{block}.attention.kv_a_norm"] = f"{layer}.self_attn.kv_a_layernorm"
     names[f"{block}.attention.kv_a_proj"] = f"{layer}.self_attn.kv_a_proj_with_mqa"

@@ -43,6 +43,8 @@ TABLES: dict[str, FamilyMapping | Callable[[ModelConfig], FamilyMapping]] = {
     "olmoe": decoder_mappings.QWEN_MOE,
     "deepseek_v2": decoder_mappings.DEEPSEEK_V2,
     "deepseek_v3": decoder_mappings.DEEPSEEK,
+    "deepseek_v32": decoder_mappings.DEEPSEEK,
+    "glm_moe_dsa": decoder_mappings.DEEPSEEK,
     "glm4_moe": decoder_mappings.DEEPSEEK,
     "arcee": decoder_mappings.LLAMA,
     "seed_oss": decoder_mappings.LLAMA,

@@ -34,6 +34,7 @@ LOGIT_CHUNK = 512
 TABLE_FILES = (
     "model/attention_mask.py",
     "model/embedding.py",
+    "model/lightning_indexer.py",
     "model/mask_builder.py",
     "model/query_stream.py",
     "model/relative_attention.py",

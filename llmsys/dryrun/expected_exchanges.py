@@ -257,7 +257,7 @@ def _iter_expert_exchanges(context: RankContext, moe: MoeConfig) -> Iterator[Exc
         yield Exchange("all_to_all", "", "expert", chosen, "int64", 8, is_saved=True)
         yield Exchange("all_to_all", "all_to_all", "expert", chosen, "float32", 4, is_saved=True)
     for _ in range(2):
-        elements = rows * context.config.model.hidden_size
+        elements = rows * moe.get_expert_channels(context.config.model.hidden_size)
         yield Exchange("all_to_all", "all_to_all", "expert", elements, is_saved=True)
 
 

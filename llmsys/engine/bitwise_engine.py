@@ -47,9 +47,7 @@ from llmsys.engine.pipelined_model import PipelinedModel
 from llmsys.errors import LlmsysError
 from llmsys.estimate.pipeline_stages import PipelineCut
 from llmsys.model.initialization import build_initializer
-from llmsys.model.moe_layer import MoELayer
-from llmsys.model.recurrence import AdaptiveRecurrence
-from llmsys.model.transformer import Transformer
+from llmsys.model.transformer import AuxiliaryLayer, Transformer
 from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
 from llmsys.optim.elementwise import require_elementwise
 from llmsys.parallel.device_mesh import DeviceMeshes
@@ -350,7 +348,7 @@ class BitwiseEngine:
     def _take_numbers(
         self,
         numbers_J: Tensor,
-        layers: Sequence[MoELayer | AdaptiveRecurrence],
+        layers: Sequence[AuxiliaryLayer],
         nats: Tensor | None,
     ) -> None:
         """Write the metrics of a forward pass, and reset the counters of its layers."""
@@ -424,8 +422,8 @@ class BitwiseEngine:
 
 
 def _number_counters(
-    layers: Sequence[MoELayer | AdaptiveRecurrence],
-) -> dict[MoELayer | AdaptiveRecurrence, slice]:
+    layers: Sequence[AuxiliaryLayer],
+) -> dict[AuxiliaryLayer, slice]:
     """Return the places of each layer's counters in the metrics of a micro-batch, after the
     loss.
     """

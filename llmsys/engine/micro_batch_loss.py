@@ -1,7 +1,7 @@
 """The loss that an engine sends backward for one micro-batch: head loss, multi-token prediction,
 load balancing.
 
-In a pipeline each stage adds the balance losses of its own layers; they need no way to the last
+In a pipeline each stage adds the auxiliary losses of its own layers; they need no way to the last
 stage.
 
 Invariants:
@@ -87,7 +87,7 @@ def compute_stage_output(
     scale: float,
     **stage: Any,
 ) -> Tensor:
-    """Return the hidden states that a stage before the last one sends on, with its balance losses
+    """Return the hidden states that a stage before the last one sends on, with its auxiliary losses
     attached.
 
     Args:
@@ -99,10 +99,10 @@ def compute_stage_output(
         stage: `layers` and `hidden_BTD` of `Transformer.forward`.
 
     Returns:
-        (B, T, D); in its backward pass the balance losses, times `scale`, get the gradient 1.
+        (B, T, D); in its backward pass these losses, times `scale`, get the gradient 1.
     """
     x_BTD = forward(**batch.to_model_inputs(), **stage).contiguous()
-    if not model.list_moe_layers(stage["layers"]):
+    if not model.list_auxiliary_layers(stage["layers"]):
         return x_BTD
     share = model.compute_auxiliary_share(counts[1], counts[2], stage["layers"]) * scale
     attached: Tensor = _LossAttachment.apply(x_BTD, share)  # type: ignore[no-untyped-call]

@@ -17,6 +17,7 @@ from llmsys.estimate.flops import (
     Convention,
     count_flops,
     count_linear_flops,
+    count_plain_flops,
     count_visible_pairs,
     iter_document_lengths,
 )
@@ -46,12 +47,30 @@ def estimate_attention_seconds(bench: KernelContext) -> tuple[float, float, floa
         return _add_seconds(
             _estimate_linear_seconds(bench), _estimate_pair_seconds(bench, device, ranks)
         )
-    return _estimate_pair_seconds(bench, device, ranks)
+    return _add_seconds(
+        _estimate_plain_seconds(bench), _estimate_pair_seconds(bench, device, ranks)
+    )
 
 
 def _add_seconds(*parts: tuple[float, float, float]) -> tuple[float, float, float]:
     forward, backward, repeated = (sum(one) for one in zip(*parts, strict=True))
     return forward, backward, repeated
+
+
+def _estimate_plain_seconds(bench: KernelContext) -> tuple[float, float, float]:
+    """Seconds of an indexer and of the weights that it learns from, which have no gradient:
+    products in float32, and each head's scores written and read.
+    """
+    sparse = getattr(bench.model.attention, "sparse", None)
+    if sparse is None:
+        return 0.0, 0.0, 0.0
+    model, shape, device = bench.model, bench.shape, bench.device
+    flops = count_plain_flops(model, shape.length) * shape.sequences
+    flops /= device.get_peak_flops("fp32") * device.efficiency.products
+    pairs = model.num_attention_layers * shape.sequences * float(shape.length) ** 2
+    heads = sparse.index_n_heads + model.num_attention_heads
+    forward = flops + bench.estimate_memory_seconds(2 * FP32_BYTES * heads * pairs)
+    return forward, 2 * forward, forward
 
 
 def _estimate_linear_seconds(bench: KernelContext) -> tuple[float, float, float]:

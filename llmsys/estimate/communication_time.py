@@ -295,7 +295,9 @@ def estimate_expert_parallel_seconds(
     if layout.expert == 1 or model.moe is None:
         return 0.0
     tokens = bench.expert_load * bench.shape.num_tokens / (layout.context * layout.tensor)
-    visits, row = model.moe.visits_per_token, float(model.hidden_size * bench.shape.value_bytes)
+    visits = model.moe.visits_per_token
+    channels = model.moe.get_expert_channels(model.hidden_size)
+    row = float(channels * bench.shape.value_bytes)
     if bench.software.expert_rows == "rank" and must_send_once_per_rank(model.moe, layout.expert):
         # The experts and weights of the token travel with it: int64 and 16 bits or more, one way of
         # two.

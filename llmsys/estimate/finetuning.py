@@ -108,6 +108,11 @@ def select_trained_part(model: ModelConfig, config: FinetuneConfig) -> TrainedPa
             "count of a part has. Leave --finetune out, or use full or sliding attention in all "
             "layers."
         )
+    if getattr(model.attention, "sparse", None) is not None:
+        raise ConfigError(
+            "--finetune: attention.sparse has a loss of its own, which no count of a part has. "
+            "Leave --finetune out, or set attention.sparse to null."
+        )
     if not config.rank and config.train == "none":
         raise ConfigError(
             "--finetune: nothing is trained. Set rank=16, or train=last, norms, head or all."

@@ -112,12 +112,15 @@ def _is_last_in_block(model: ModelConfig, name: str) -> bool:
     crossed = model.family == "encoder_decoder" and not name.startswith("encoder.")
     if crossed and residual.is_parallel:
         return name.endswith(".cross_attention.o_proj.weight")
+    if model.moe is not None and model.moe.latent_size is not None and ".shared." in name:
+        return False  # the sum of the experts is projected behind it
     shared = (
         model.moe is not None
         and not model.moe.shared_gate
         and name.endswith(".shared.down_proj.weight")
     )
-    return shared or name.endswith(".feed_forward.down_proj.weight")
+    ends = (".feed_forward.down_proj.weight", ".fc2_latent_proj.weight")
+    return shared or name.endswith(ends)
 
 
 Convention = Literal["causal", "full", "hardware"]
@@ -230,7 +233,7 @@ def count_flops(
         )
         repeated += 2 * own if recompute == "full" else 0
         repeated += sequences * _count_recomputed_attention_flops(model, source, target, recompute)
-    solved = 2 * sequences * _count_backward_products(model, length)
+    solved = 2 * sequences * _count_backward_products(model, target)
     spared = 2 * sum(
         row.num_elements * row.cut_steps * vectors[row.input]
         for row in rows
@@ -339,6 +342,7 @@ def _count_recomputed_attention_flops(
     own = sum(count(model, target)) - (
         count_linear_flops(model, target.length) if which == "self" else 0
     )
+    own += count_plain_flops(model, target.length) if recompute == "selective" else 0
     return linear + own + (sum(count(model.encoder_model, source)) if both else 0)
 
 
@@ -359,10 +363,24 @@ def count_linear_flops(model: ModelConfig, length: int) -> int:
     return sum(2 * linear.count_products(model, layer, length, None) for layer in layers)
 
 
-def _count_backward_products(model: ModelConfig, length: int) -> int:
+def count_plain_flops(model: ModelConfig, length: int) -> int:
+    """Count the operations of pairs in attention that no kernel computes: those of an indexer.
+
+    Args:
+        model: architecture.
+        length: positions of a sequence.
+
+    Returns:
+        Operations of one sequence, forward, over all layers; 0 without such layers.
+    """
+    mixers = (model.get_mixer(layer) for layer in _iter_attention_layers(model))
+    return sum(2 * mixer.count_plain_products(model, length) for mixer in mixers)
+
+
+def _count_backward_products(model: ModelConfig, one: _PackedSequence) -> int:
     """Multiplications of a row in the backward pass alone, over all layers."""
     return sum(
-        model.get_mixer(layer).count_backward_products(model, length)
+        model.get_mixer(layer).count_backward_products(model, one.length, one.list_documents())
         for layer in _iter_attention_layers(model)
     )
 

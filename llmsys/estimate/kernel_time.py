@@ -244,6 +244,7 @@ def _estimate_permutation_seconds(bench: KernelContext) -> float:
         passes += 4  # by expert again behind the all-to-all, and back: read and written
     if bench.software.permutation == "dispatch" and layout.expert > 1:
         passes = 0.0
-    values = passes * moe.visits_per_token * model.hidden_size + 3 * moe.num_experts
+    values = passes * moe.visits_per_token * moe.get_expert_channels(model.hidden_size)
+    values += 3 * moe.num_experts
     moved = bench.expert_load * tokens * values * bench.shape.value_bytes * bench.software.traffic
     return model.num_moe_layers * bench.estimate_memory_seconds(moved)

@@ -221,7 +221,8 @@ class LayerCosts:
             )
         scores = model.attention.build_score_shape(model, 0, is_causal=causal)
         pairs = count_visible_pairs(self._length, model.get_attention_window(layer), causal=causal)
-        return scores.heads * (scores.key_channels + scores.value_channels) * pairs
+        kernel = scores.heads * (scores.key_channels + scores.value_channels) * pairs
+        return kernel + model.attention.count_plain_products(model, self._length)
 
 
 def _is_of_layer(row: ParameterTensor, layer: int) -> bool:

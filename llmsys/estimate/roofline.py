@@ -118,6 +118,7 @@ def _build_attention_kernel(
     elif isinstance(mixer, BaseLinearAttentionConfig):
         products = mixer.count_products(model, last, length, None)
         flops = 2 * sequences * (products + mixer.count_solve_products(length))
+    flops += 2 * sequences * mixer.count_plain_products(model, length)
     queries = scores.heads * (scores.key_channels + scores.value_channels)
     keys = scores.key_value_heads * (scores.key_channels + scores.value_channels)
     moved = VALUE_BYTES * sequences * length * (queries + keys) / tensor

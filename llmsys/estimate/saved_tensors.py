@@ -81,7 +81,8 @@ def _choose_memory(traits: AttentionTraits, shape: ActivationShape) -> Attention
         traits = replace(traits, has_documents=False, has_window=False)
     choice = choose_attention_kernel(shape.device, traits)
     rule: Literal["none", "windows", "documents"] = "windows" if traits.has_window else "none"
-    rule = "documents" if traits.has_documents else rule
+    # Keys that an indexer chooses differ from row to row, as documents do.
+    rule = "documents" if traits.has_documents or traits.selects_keys else rule
     table = "none" if not choice.has_table else "numbers" if traits.bias != "none" else rule
     match choice.kernel:
         case "sdpa" if shape.is_on_cpu and (

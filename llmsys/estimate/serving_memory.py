@@ -67,6 +67,12 @@ def check_served_model(model: ModelConfig, config: ServingConfig, gpus: int) -> 
             "fixed size, which a serving estimate does not count. Leave --serve out, or use full "
             "or sliding attention in all layers."
         )
+    if getattr(model.attention, "sparse", None) is not None:
+        raise ConfigError(
+            "--serve: attention.sparse keeps keys of an indexer and reads those that it chooses, "
+            "which a serving estimate does not count. Leave --serve out, or set attention.sparse "
+            "to null."
+        )
     if model.rnn is not None or model.attention.kind not in ("multi_head", "latent"):
         kind = model.attention.kind if model.rnn is None else model.rnn.kind
         raise ConfigError(

@@ -154,6 +154,24 @@ def write_latent_heads(model: Values, keys: Values) -> None:
     keys["num_key_value_heads"] = model["num_attention_heads"]
 
 
+def read_indexed_layers(fields: ConfigJsonReader, values: Values) -> None:
+    """Check that every layer has an indexer of its own, and that only the first ones are dense."""
+    for key, kind in (("layer_types", "indexed_attention"), ("indexer_types", "full")):
+        if others := sorted({*fields.read_str_list(key)} - {kind}):
+            fields.add_violation(
+                key, f"{others[0]} is not supported: every layer needs {kind}. Remove it."
+            )
+    layers, moe = values["num_hidden_layers"], values["moe"]
+    dense = layers if moe is None else moe["first_dense_layers"]
+    kinds = fields.read_str_list("mlp_layer_types")
+    if kinds and kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
+        fields.add_violation(
+            "mlp_layer_types",
+            f"{kinds} is not first_k_dense_replace={dense} times dense and then sparse for "
+            f"{layers} layers. Correct one of them.",
+        )
+
+
 def read_undivided_heads(fields: ConfigJsonReader, values: Values) -> None:
     """Read heads whose number need not divide the width."""
     values.setdefault("head_dim", values["hidden_size"] // (values["num_attention_heads"] or 1))

@@ -58,6 +58,7 @@ class AttentionTraits:
         is_banded: Blocks of queries see keys around them, by a table of a few windows (Longformer,
             segment memory).
         has_lsh: Chunks of sorted positions are weighted by their normalizers (Reformer).
+        selects_keys: An indexer chooses the keys of each query (DeepSeek-V3.2).
     """
 
     dtype: AttentionDtype
@@ -77,6 +78,7 @@ class AttentionTraits:
     is_training: bool = True
     is_banded: bool = False
     has_lsh: bool = False
+    selects_keys: bool = False
 
     @property
     def needs_rules(self) -> bool:
@@ -127,6 +129,8 @@ def choose_attention_kernel(device: AttentionDevice, traits: AttentionTraits) ->
     if traits.has_distance_scores:
         reason = "no fused kernel takes Transformer-XL's product of queries and distances"
         return _choose_table(traits, reason, "varlen")
+    if traits.selects_keys:
+        return _choose_table(traits, "an indexer chooses the keys of each query", "varlen")
     obstacle = _find_flash_obstacle(device, traits)
     if traits.drops_weights and (traits.needs_rules or not _has_plain_scores(traits)):
         return _choose_table(traits, "varlen and flex have no attention dropout", "varlen")
@@ -204,6 +208,7 @@ def _choose_on_cpu(traits: AttentionTraits) -> KernelChoice:
             "chunked" if is_chunked else "sdpa", "blocks of queries against the keys around them"
         )
     has_table = traits.needs_rules or traits.bias != "none" or traits.has_distance_scores
+    has_table = has_table or traits.selects_keys
     if _has_eager_scores(traits) or traits.drops_weights:
         what = "dropout" if traits.drops_weights else "soft caps" if traits.has_softcap else "sinks"
         reason = (

@@ -215,6 +215,7 @@ def _describe_latent_attention(
     scaling = model.position.scaling if isinstance(model.position, RopeConfig) else None
     is_sharpened = isinstance(scaling, YarnRopeScalingConfig) and bool(scaling.mscale_all_dim)
     usual = _has_usual_scale(model, attention.scale, width) and not is_sharpened
+    common = replace(common, selects_keys=attention.sparse is not None)
     # queries are projected into the latent space, see llmsys/model/latent_attention.py
     if common.is_cached:
         latent = attention.kv_lora_rank

@@ -46,7 +46,7 @@ Region = Sequence[tuple[int, int]]
 Initializer = Callable[[str, torch.Size, Region | None], Tensor]
 
 # The last maps of the residual branches; every block adds them to the stream.
-RESIDUAL_OUTPUTS = ("attention.o_proj", "down_proj")
+RESIDUAL_OUTPUTS = ("attention.o_proj", "down_proj", "fc2_latent_proj")
 # What DeepNorm makes smaller: feed-forward, values and outputs; queries and keys stay (Wang 2022,
 # figure 2).
 DEEPNORM_SCALED = ("v_proj", "o_proj", "kv_b_proj", "gate_proj", "up_proj", "down_proj")
@@ -253,6 +253,9 @@ def _compute_standard_std(
         ):
             # So that the variance of the residual stream does not grow with depth (GPT-2).
             depth_scaled = config.initializer == "normal" and owner.endswith(RESIDUAL_OUTPUTS)
+            # Experts in latents add to the stream by fc2_latent_proj.
+            if config.moe is not None and config.moe.latent_size is not None:
+                depth_scaled = depth_scaled and ".experts." not in owner
             return std / math.sqrt(2 * count_init_layers(config)) if depth_scaled else std
         case unreachable:
             assert_never(unreachable)

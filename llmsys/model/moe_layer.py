@@ -43,11 +43,12 @@ from llmsys.model.router import (
 )
 from llmsys.model.token_dispatcher import LocalTokenDispatcher, TokenDispatcher
 
-# B rows, T positions, N = B * T tokens, D width, E experts
+# B rows, T positions, N = B * T tokens, D width, L channels of an expert's input, E experts
 
 
 class MoELayer(Float32BufferModule):
-    """y = sum_k w_k expert_k(x) + shared(x).
+    """y = sum_k w_k expert_k(x) + shared(x); with `latent_size` up(sum_k w_k expert_k(down(x))) +
+    shared(x) (LatentMoE).
 
     Two attributes may be replaced from outside:
 
@@ -75,9 +76,15 @@ class MoELayer(Float32BufferModule):
         super().__init__()
         self.config = config
         self.router = TopKRouter(hidden_size, config)
+        inner = config.get_expert_channels(hidden_size)
         self.experts = GroupedExperts(
-            config.num_experts, hidden_size, config.moe_intermediate_size, config.expert
+            config.num_experts, inner, config.moe_intermediate_size, config.expert
         )
+        self.fc1_latent_proj: nn.Linear | None = None
+        self.fc2_latent_proj: nn.Linear | None = None
+        if config.latent_size is not None:
+            self.fc1_latent_proj = nn.Linear(hidden_size, inner, bias=False)
+            self.fc2_latent_proj = nn.Linear(inner, hidden_size, bias=False)
         width = config.shared_expert_size
         self.shared = build_feed_forward(config.expert, hidden_size, width) if width else None
         self.shared_gate = nn.Linear(hidden_size, 1, bias=False) if config.shared_gate else None
@@ -149,7 +156,11 @@ class MoELayer(Float32BufferModule):
         scores = self.router.compute_scores(x_ND)
         routing = self._route_tokens(scores, real_BT, documents_BT)
         shared = None if self.shared is None else partial(self._compute_shared, self.shared, x_ND)
-        return self.dispatcher(x_ND, routing, self.experts, shared).view_as(x_BTD)
+        tokens_NL = x_ND if self.fc1_latent_proj is None else self.fc1_latent_proj(x_ND)
+        y_ND, shared_ND = self.dispatcher(tokens_NL, routing, self.experts, shared)
+        if self.fc2_latent_proj is not None:
+            y_ND = self.fc2_latent_proj(y_ND)
+        return (y_ND if shared_ND is None else y_ND + shared_ND).view_as(x_BTD)
 
     def _compute_shared(self, shared: nn.Module, x_ND: Tensor) -> Tensor:
         shared_ND: Tensor = shared(x_ND)

@@ -175,6 +175,26 @@ class RotaryCosSin:
         self.cos = cos
         self.sin = sin
         self.pairing = pairing
+        self._other: RotaryCosSin | None = None
+
+    def to_pairing(self, pairing: str) -> "RotaryCosSin":
+        """Return the rotation by the same angles of channels that are paired otherwise.
+
+        Args:
+            pairing: `halves` or `neighbours`.
+
+        Returns:
+            This rotation, or one that is built at the first call, for all layers.
+        """
+        if pairing == self.pairing:
+            return self
+        if self._other is None:
+            half = self.cos.shape[-1] // 2
+            # The second of each pair, whose sine has its own sign.
+            second = slice(half, None) if self.pairing == "halves" else slice(1, None, 2)
+            tables = _expand_pairs(self.cos[..., second], self.sin[..., second], pairing)
+            self._other = RotaryCosSin(*tables, pairing)
+        return self._other
 
     def __call__(self, x_BTHK: Tensor) -> Tensor:
         """Rotate the first R channels of each head, and keep the others.
@@ -203,6 +223,14 @@ class RotaryCosSin:
         # Neighbours: 2i with 2i + 1.
         swapped_BTHR: Tensor = x_BTHR.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         return swapped_BTHR
+
+
+def _expand_pairs(cos: Tensor, sin: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
+    """Return the cosines and signed sines of all channels, from those of each pair."""
+    # The first of a pair gets minus its partner; a signed table saves a negation per rotation.
+    if pairing == "halves":
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    return cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2)
 
 
 @dataclass
@@ -300,14 +328,7 @@ class RotaryEmbedding:
         )
         angles = positions_P.to(torch.float64)[..., None] * frequencies
         cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
-        # The first of a pair gets minus its partner; a signed table saves a negation per rotation.
-        if self.position.pairing == "halves":
-            cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-        else:
-            cos, sin = (
-                cos.repeat_interleave(2, dim=-1),
-                torch.stack([-sin, sin], dim=-1).flatten(-2),
-            )
+        cos, sin = _expand_pairs(cos, sin, self.position.pairing)
         return _CosSinTable(cos.to(device, torch.float32), sin.to(device, torch.float32))
 
 

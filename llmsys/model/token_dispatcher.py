@@ -20,7 +20,7 @@ from llmsys.model.router import RoutingDecision, count_tokens
 # N tokens, K experts per token, M = N * K assignments, D width
 
 
-# Returns the output of the shared experts, (N, D).
+# Returns the output of the shared experts, (N, channels of the model).
 ComputeShared = Callable[[], Tensor]
 
 
@@ -33,8 +33,8 @@ class TokenDispatcher(Protocol):
         routing: RoutingDecision,
         experts: GroupedExperts,
         shared: ComputeShared | None = None,
-    ) -> Tensor:
-        """Return y_ND with y_n = sum_k weights_nk · expert_{experts_nk}(x_n), plus the output of
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return y_ND with y_n = sum_k weights_nk · expert_{experts_nk}(x_n), and the output of
         `shared`.
 
         Args:
@@ -42,11 +42,11 @@ class TokenDispatcher(Protocol):
             routing: Experts of each token, numbered over all ranks, and their weights. An
                 assignment to NO_EXPERT is not computed and contributes nothing.
             experts: The experts of this rank.
-            shared: Computes the shared experts, (N, D). Called once, while tokens travel if they
+            shared: Computes the shared experts. Called once, while tokens travel if they
                 do. None: there are none.
 
         Returns:
-            (N, D), in the order of the tokens.
+            (N, D), in the order of the tokens, and what `shared` returned.
         """
         ...
 
@@ -60,12 +60,12 @@ class LocalTokenDispatcher:
         routing: RoutingDecision,
         experts: GroupedExperts,
         shared: ComputeShared | None = None,
-    ) -> Tensor:
-        """Implement `TokenDispatcher`; the result has the dtype of `x_ND`."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Implement `TokenDispatcher`; the sum has the dtype of `x_ND`."""
         counts_E = count_tokens(routing.experts_NK, experts.num_experts, partial=routing.partial)
         num_assigned = read_once(lambda: int(counts_E.sum())) if routing.partial else None
         y_ND = compute_experts(x_ND, routing, counts_E, experts, num_assigned)
-        return y_ND if shared is None else y_ND + shared()
+        return y_ND, None if shared is None else shared()
 
 
 def compute_experts(

@@ -12,7 +12,7 @@ Invariants:
   vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self
 
 import torch
@@ -29,6 +29,7 @@ from llmsys.model.embedding import TokenEmbedding, compute_bigram_rows, get_embe
 from llmsys.model.forward_context import ForwardContext, compute_positions
 from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.layer_stack import LayerStack
+from llmsys.model.lightning_indexer import LightningIndexer
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_token_prediction import MultiTokenPredictionModule, shift_tokens
 from llmsys.model.output_head import (
@@ -44,6 +45,8 @@ from llmsys.model.recurrence import AdaptiveRecurrence
 
 # Source token ids, their document ids and the lengths of the documents.
 EncoderInput = tuple[Tensor | None, Tensor | None, DocumentLengths | None]
+
+AuxiliaryLayer = MoELayer | AdaptiveRecurrence | LightningIndexer
 
 # (head, hidden_BTD, places) → the result of the forward pass instead of logits, such as the loss of
 # the targets `places` beyond the next token. For a classifier the head is None, and hidden_BTD
@@ -266,37 +269,48 @@ class Transformer(LayerStack):
         Args:
             layers: blocks of a pipeline stage; None: all.
         """
+        return [one for one in self._iter_stage_modules(layers) if isinstance(one, MoELayer)]
+
+    def list_indexers(self, layers: range | None = None) -> list[LightningIndexer]:
+        """List the indexers of sparse attention in depth order; prediction modules are last.
+
+        Args:
+            layers: blocks of a pipeline stage; None: all.
+        """
+        return [
+            one for one in self._iter_stage_modules(layers) if isinstance(one, LightningIndexer)
+        ]
+
+    def list_auxiliary_layers(self, layers: range | None = None) -> list[AuxiliaryLayer]:
+        """List the layers with their own losses and counters: experts, indexers, and positions that
+        halt by themselves.
+
+        Args:
+            layers: Blocks of a pipeline stage, which select among layers with experts and indexers.
+                Default: all.
+
+        Returns:
+            Layers with experts in depth order, then indexers, then the recurrence.
+        """
+        return [
+            *self.list_moe_layers(layers),
+            *self.list_indexers(layers),
+            *(one for one in self.modules() if isinstance(one, AdaptiveRecurrence)),
+        ]
+
+    def _iter_stage_modules(self, layers: range | None) -> Iterator[nn.Module]:
         parts: list[nn.Module] = [self]
         if layers is not None:
             parts = [
                 *self.select_blocks(layers),
                 *(self.prediction if self.has_last_layer(layers) else ()),
             ]
-        return [
-            module for part in parts for module in part.modules() if isinstance(module, MoELayer)
-        ]
-
-    def list_auxiliary_layers(
-        self, layers: range | None = None
-    ) -> list[MoELayer | AdaptiveRecurrence]:
-        """List the layers with their own losses and counters: experts, and positions that halt by
-        themselves.
-
-        Args:
-            layers: Blocks of a pipeline stage, which select among layers with experts. Default:
-                all.
-
-        Returns:
-            Layers with experts in depth order, then the recurrence.
-        """
-        return [
-            *self.list_moe_layers(layers),
-            *(one for one in self.modules() if isinstance(one, AdaptiveRecurrence)),
-        ]
+        for part in parts:
+            yield from part.modules()
 
     def compute_auxiliary_loss(self) -> Tensor:
         """Return the auxiliary losses of the last forward pass in training: balance of experts,
-        router z-loss, pondering.
+        router z-loss, indexers, pondering.
 
         Returns:
             A weighted sum over layers of means over tokens, ready to be added to a loss that is

@@ -75,7 +75,7 @@ class AllToAllTokenDispatcher:
         routing: RoutingDecision,
         experts: GroupedExperts,
         shared: ComputeShared | None = None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         """Implement `TokenDispatcher`. Collective."""
         send = self._send_to_ranks if self.sends_once_per_rank else self._send_to_experts
         return send(x_ND, routing, experts, shared)
@@ -86,7 +86,7 @@ class AllToAllTokenDispatcher:
         routing: RoutingDecision,
         experts: GroupedExperts,
         shared: ComputeShared | None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         """Send one row for each assignment."""
         counts_E = count_tokens(routing.experts_NK, self.num_experts, partial=routing.partial)
         counts_RL = counts_E.view(self.ranks, -1)
@@ -101,8 +101,7 @@ class AllToAllTokenDispatcher:
         arrived_MD = exchange.finish(pending_MD)
         outputs_MD = self._compute_expert_outputs(arrived_MD, plan.received_RL, experts)
         returned_MD = exchange_rows(outputs_MD, plan.receive, plan.send, self.group)
-        y_ND = combine_expert_outputs(returned_MD, routing.weights_NK, permutation)
-        return y_ND if shared_ND is None else y_ND + shared_ND
+        return combine_expert_outputs(returned_MD, routing.weights_NK, permutation), shared_ND
 
     def _send_to_ranks(
         self,
@@ -110,7 +109,7 @@ class AllToAllTokenDispatcher:
         routing: RoutingDecision,
         experts: GroupedExperts,
         shared: ComputeShared | None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         """Send one row for each rank that holds experts of a token, with their numbers and
         weights.
         """
@@ -140,8 +139,8 @@ class AllToAllTokenDispatcher:
         outputs_MD = compute_experts(arrived_MD, arrived, counts_L, experts, plan.num_assigned)
         returned_MD = exchange_rows(outputs_MD, plan.receive, plan.send, self.group)
         # The ranks have weighted their outputs; they are only added.
-        y_ND = combine_expert_outputs(returned_MD, torch.ones_like(weights_NK), permutation)
-        return y_ND if shared_ND is None else y_ND + shared_ND
+        ones_NK = torch.ones_like(weights_NK)
+        return combine_expert_outputs(returned_MD, ones_NK, permutation), shared_ND
 
     def _exchange_counts(self, counts_RL: Tensor, rows_R: Tensor) -> ExchangePlan:
         """Tell each rank how many rows and assignments it gets. The one place where the host

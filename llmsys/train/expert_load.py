@@ -187,6 +187,30 @@ def measure_mean_depth(model: Transformer) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
+def measure_indexer_loss(model: Transformer) -> dict[str, Tensor]:
+    """Return the mean loss of the indexers of sparse attention in this step, over all ranks, and
+    reset the counts. Collective.
+
+    Args:
+        model: the model.
+
+    Returns:
+        `indexer_loss` in nats, a mean over layers and tokens without its weight, a scalar on the
+        device; empty for other models.
+    """
+    attention = model.config.attention
+    if attention.kind != "latent" or attention.sparse is None:
+        return {}
+    # A stage of a pipeline may have none.
+    zeros_2 = torch.zeros(2, device=next(model.parameters()).device)
+    counted = [torch.stack(one.get_step_counters()) for one in model.list_indexers()]
+    total, tokens = all_reduce_sum(torch.stack([zeros_2, *counted]).double().sum(0))
+    for indexer in model.list_indexers():
+        indexer.reset_counts()
+    return {"indexer_loss": total / tokens.clamp(min=1)}
+
+
+@torch.no_grad()
 def measure_next_sentence(model: Transformer) -> dict[str, Tensor]:
     """Return loss and accuracy of the next-sentence head in this step over all ranks, and reset
     them. Collective.

@@ -28,6 +28,7 @@ from llmsys.train.evaluator import EvaluationResult
 from llmsys.train.expert_load import (
     ExpertLoad,
     measure_heldout_next_sentence,
+    measure_indexer_loss,
     measure_mean_depth,
     measure_next_sentence,
     set_balance_factor,
@@ -172,9 +173,9 @@ class Trainer:
         self.observability.end_step(result)
         # After a skipped step too: it resets the counts, and is collective.
         experts = update_expert_balance(self.engine.module, result.is_applied)
-        measured = measure_mean_depth(self.engine.module) | measure_next_sentence(
-            self.engine.module
-        )
+        module = self.engine.module
+        measured = measure_mean_depth(module) | measure_next_sentence(module)
+        measured |= measure_indexer_loss(module)
         self.steps_done = number
         seconds = time.perf_counter() - began
         self.observability.step_meter.record_step(number, seconds)

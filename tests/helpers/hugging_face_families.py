@@ -48,6 +48,7 @@ LATENT = {
     "n_group": 4,
     "topk_group": 2,
 }
+INDEXED = {"index_topk": 5, "index_n_heads": 3, "index_head_dim": 6}
 # Kimi delta attention in two of three layers, latent attention in the other one.
 KIMI = {
     "num_key_value_heads": 4,
@@ -213,6 +214,16 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "deepseek_v3",
         "DeepseekV3ForCausalLM",
         SMALL | LATENT | {"q_lora_rank": 14, "attention_bias": True},
+    ),
+    "deepseek_v32": (
+        "deepseek_v32",
+        "DeepseekV32ForCausalLM",
+        SMALL | LATENT | INDEXED | {"q_lora_rank": 14},
+    ),
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        "GlmMoeDsaForCausalLM",
+        SMALL | LATENT | INDEXED | {"q_lora_rank": 14, "attention_bias": True},
     ),
     "dots1": (
         "dots1",

@@ -23,6 +23,10 @@ LATENT: Changes = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
 }
+SPARSE: Changes = LATENT | {
+    "q_lora_rank": 14,
+    "sparse": {"index_topk": 5, "index_n_heads": 3, "index_head_dim": 6},
+}
 LAYERNORM: Changes = {"norm": {"kind": "layernorm"}}
 LINEAR: Changes = {
     "num_hidden_layers": 4,
@@ -189,6 +193,13 @@ DECODERS: dict[str, Changes] = {
     "fixed head bias": {"head": {"kind": "lm", "bias": "fixed"}, "tie_word_embeddings": True},
     "latent": {**EVERY_HEAD, "attention": LATENT | {"q_lora_rank": 14}},
     "latent without query rank": {**EVERY_HEAD, "attention": LATENT},
+    "latent and sparse": {**EVERY_HEAD, "attention": SPARSE},
+    "latent and sparse, warm-up, neighbours": {
+        **EVERY_HEAD,
+        "attention": SPARSE
+        | {"v_head_dim": 12}
+        | {"sparse": SPARSE["sparse"] | {"phase": "warm_up", "pairing": "neighbours"}},
+    },
     "latent with biases": {**EVERY_HEAD, "attention": LATENT | {"q_lora_rank": 14, "bias": True}},
 }
 MIXTURES: dict[str, Changes] = {
@@ -210,6 +221,19 @@ MIXTURES: dict[str, Changes] = {
         "moe": {**MOE, "router_bias": True, "expert": {"kind": "clamped_swiglu", "bias": True}},
     },
     "experts without a gate": {"moe": {**MOE, "expert": {"kind": "relu"}, "num_shared_experts": 1}},
+    "experts in latents": {"moe": {**MOE, "latent_size": 8}},
+    "experts in latents, and shared": {
+        "moe": {
+            **MOE,
+            "latent_size": 8,
+            "num_shared_experts": 1,
+            "expert": {"kind": "squared_relu"},
+        },
+    },
+    "experts in latents, and shared, output norms": {
+        "moe": {**MOE, "latent_size": 8, "num_shared_experts": 1},
+        "residual": {"kind": "sandwich"},
+    },
     "gated delta rule with experts": {"moe": {**MOE, "num_shared_experts": 1}, **LINEAR},
     "kimi delta rule with experts": {"moe": {**MOE, "num_shared_experts": 1}, **KIMI},
     "state space dual with experts": {"moe": {**MOE, "num_shared_experts": 1}, **DUAL},
@@ -219,6 +243,12 @@ MIXTURES: dict[str, Changes] = {
         "multi_token_prediction": {},
     },
     "predicts two tokens further": {"multi_token_prediction": {"depth": 2}},
+    "predicts further with experts and sparse latents": {
+        **EVERY_HEAD,
+        "attention": SPARSE,
+        "moe": {**MOE, "num_shared_experts": 1},
+        "multi_token_prediction": {},
+    },
     "predicts further with experts and latents": {
         **EVERY_HEAD,
         "attention": LATENT | {"q_lora_rank": 14},

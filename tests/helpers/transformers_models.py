@@ -39,6 +39,7 @@ LATENT = DECODER | {
     "num_hidden_layers": 3,
     "num_key_value_heads": 4,
 }
+INDEXED = {"n_group": 1, "topk_group": 1, "index_topk": 7, "index_n_heads": 6, "index_head_dim": 8}
 KIMI = DECODER | {
     "intermediate_size": 24,
     "moe_intermediate_size": 12,
@@ -370,6 +371,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         }
         | {"attention_bias": True},
     ),
+    "deepseek_v32": ("DeepseekV32ForCausalLM", LATENT | INDEXED | {"n_group": 4, "topk_group": 2}),
+    "deepseek_v32, yarn": ("DeepseekV32ForCausalLM", LATENT | INDEXED | DEEP_YARN),
+    "glm_moe_dsa": ("GlmMoeDsaForCausalLM", LATENT | INDEXED | {"attention_bias": True}),
     "glm4_moe": (
         "Glm4MoeForCausalLM",
         LLAMA

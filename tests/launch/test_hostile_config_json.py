@@ -41,6 +41,7 @@ def limited_memory() -> Iterator[None]:
         ("t5", "num_decoder_layers"),
         ("bart", "encoder_layers"),
         ("deepseek_v3", "first_k_dense_replace"),
+        ("deepseek_v32", "num_hidden_layers"),
         ("kimi_linear", "num_hidden_layers"),
         ("mamba", "num_hidden_layers"),
         ("jamba", "num_hidden_layers"),

@@ -66,8 +66,8 @@ MAPPED = {
     "tokens_per_second utilisation utilisation_of memory_bytes memory_allocated_bytes "
     "batch_digest epochs attention_imbalance attention_imbalance_sequential sequence_length "
     "source_tokens target_tokens padding_share mean_depth encoder_mean_depth "
-    "next_sentence_loss next_sentence_accuracy noise_scale_tokens noise_gradient_squared "
-    "noise_covariance_trace",
+    "indexer_loss next_sentence_loss next_sentence_accuracy noise_scale_tokens "
+    "noise_gradient_squared noise_covariance_trace",
     "experts": "load entropy dead imbalance balance router_z dropped busiest dead_experts",
     "evaluation": "loss perplexity bits_per_byte accuracy evaluated_tokens evaluated_targets "
     "evaluated_bytes gzip_bits_per_byte xz_bits_per_byte sources sets metrics "
@@ -125,6 +125,7 @@ FIELDS = {
     "hash": "Hash of the gradients of all ranks, before they are summed.",
     "host_wait_seconds": "Seconds in which the host waited for the device.",
     "imbalance": "Load of the busiest expert over the mean.",
+    "indexer_loss": "Mean loss of the indexers of sparse attention, in nats per token and layer.",
     "init": "Version of the initial values.",
     "kernels": "The ten longest kernels: name, calls, share.",
     "learning_rate": "Learning rate of the step.",

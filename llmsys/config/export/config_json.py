@@ -23,6 +23,7 @@ from llmsys.hugging_face.shared_fields import Values, compute_yarn_score_scale
 TRAINING_ONLY = (
     "dropout.", "initializer", "initializer_range", "embedding.initializer_range",
     "moe.z_loss_weight",
+    "attention.sparse.loss_weight",
     "linear_attention.max_initial_decay",
     "moe.balance.rate", "moe.balance.weight", "moe.balance.scope", "moe.balance.sequence_weight",
 )  # fmt: skip

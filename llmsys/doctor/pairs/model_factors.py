@@ -184,9 +184,22 @@ def _list_recurrent_layers() -> tuple[Value, ...]:
     )
 
 
+_INDEXER: Settings = {
+    "model.attention.q_lora_rank": 10,
+    "model.attention.sparse.index_topk": 4,
+    "model.attention.sparse.index_n_heads": 3,
+    "model.attention.sparse.index_head_dim": 6,
+}
 MODEL_FACTORS = (
     build_choice_factor("objective", "objective", "next_token", *_list_objectives()),
     build_choice_factor("attention", "model.attention", "multi_head", *_list_attention_kinds()),
+    build_factor(
+        "indexer",
+        Value(NONE),
+        Value("sparse", _INDEXER),
+        Value("warm-up", _INDEXER | {"model.attention.sparse.phase": "warm_up"}),
+        acts_with={"attention": frozenset({"latent"})},
+    ),
     build_factor(
         "heads",
         Value("grouped", {"model.num_key_value_heads": 2}),
@@ -410,6 +423,12 @@ EXPERT_FACTORS = (
         Value(NONE),
         Value("one", {"model.moe.num_shared_experts": 1}),
         Value("gated", {"model.moe.num_shared_experts": 1, "model.moe.shared_gate": True}),
+        acts_with=HAS_EXPERTS,
+    ),
+    build_factor(
+        "expert channels",
+        Value("those of the model"),
+        Value("latents", {"model.moe.latent_size": 6}),
         acts_with=HAS_EXPERTS,
     ),
     build_choice_factor("router score", "model.moe.score", "softmax", acts_with=HAS_EXPERTS),

@@ -48,6 +48,7 @@ from llmsys.doctor.pairs.plain_losses import (
 )
 from llmsys.doctor.pairs.plain_optimizers import PlainStep, list_moment_names
 from llmsys.model.initialization import initialize_parameters
+from llmsys.model.lightning_indexer import LightningIndexer
 from llmsys.model.output_head import get_next_sentence_head
 from llmsys.model.parametrization import compute_rate_factor
 from llmsys.model.recurrence import AdaptiveRecurrence
@@ -243,18 +244,20 @@ class PlainProcess:
                 for load in found:
                     share = share + load.loss / seen
                     loads[name] = loads.get(name, torch.zeros(())) + load.tokens_E
-            share = share + self._compute_ponder_loss(tokens, source_tokens)
+            share = share + self._compute_own_losses(tokens, source_tokens)
             if row.next_sentence_B is not None:
                 share = share + get_next_sentence_head(self.model).take_loss() / max(1, labels)
             share.backward()
             total += float(nats.detach())
         return total / max(1, targets), loads, targets
 
-    def _compute_ponder_loss(self, tokens: int, source_tokens: int) -> Tensor:
-        """Return the cost of positions that halt by themselves, which the model counts."""
+    def _compute_own_losses(self, tokens: int, source_tokens: int) -> Tensor:
+        """Return the losses of positions that halt by themselves and of indexers, which the model
+        counts.
+        """
         total = torch.zeros(())
         for name, module in self.model.named_modules():
-            if isinstance(module, AdaptiveRecurrence):
+            if isinstance(module, AdaptiveRecurrence | LightningIndexer):
                 seen = max(1, source_tokens if name.startswith("encoder.") else tokens)
                 total = total + module.sum_auxiliary_losses() / seen
         return total

@@ -6,9 +6,21 @@ import torch
 from llmsys.config.objective import LossConfig
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.engine.engine import reduce_token_counts
-from llmsys.engine.micro_batch_loss import compute_loss_share, select_valid_positions
+from llmsys.engine.micro_batch_loss import (
+    compute_loss_share,
+    compute_stage_output,
+    select_valid_positions,
+)
 from llmsys.train.cross_entropy import build_training_loss
-from tests.helpers.tiny_model import build_tiny_model, build_tiny_moe_config, build_tiny_tokens
+from tests.helpers.model_choices import LATENT
+from tests.helpers.tiny_model import (
+    build_tiny_config,
+    build_tiny_model,
+    build_tiny_moe_config,
+    build_tiny_tokens,
+)
+
+SPARSE = {"index_topk": 3, "index_n_heads": 2, "index_head_dim": 6}
 
 
 def test_nats_are_divided_by_targets_and_auxiliary_losses_by_real_tokens() -> None:
@@ -29,6 +41,24 @@ def test_nats_are_divided_by_targets_and_auxiliary_losses_by_real_tokens() -> No
     ).sum()
     assert auxiliary.item() > 0
     torch.testing.assert_close(share, nats / 4 + auxiliary / 12)
+
+
+def test_a_stage_begins_the_backward_pass_of_its_own_indexers() -> None:
+    config = build_tiny_config(num_key_value_heads=4, attention=LATENT | {"sparse": SPARSE})
+    first, whole = build_tiny_model(config).train(), build_tiny_model(config).train()
+    tokens_BT = build_tiny_tokens(2, 7)
+    batch = Batch(tokens_BT, tokens_BT.roll(-1, dims=1))
+    counts = reduce_token_counts([batch], torch.device("cpu"))
+    stage = {"layers": range(1), "hidden_BTD": None}
+    (compute_stage_output(first, first, batch, counts, 3.0, **stage) * 0).sum().backward()
+    whole(tokens_BT)
+    (3 * whole.list_indexers()[0].sum_auxiliary_losses() / 14).backward()
+    expected = dict(whole.named_parameters())
+    for name, parameter in first.named_parameters():
+        if parameter.grad is None or not parameter.grad.any():
+            assert expected[name].grad is None, name
+        else:
+            torch.testing.assert_close(parameter.grad, expected[name].grad)
 
 
 @pytest.mark.parametrize("num_valid", [0, 1, 5, 15, 16, 31, 32])

@@ -60,7 +60,10 @@ RECOMPUTED = ["dense", "sinks", "sandwich, capped, windows", "multi-query, paral
     "gated delta rule predicts further",
     "transformer-xl", "latent with biases", "norm over heads, output norms",
     "gated shared expert of its own width",
-    "experts without a gate", "predicts further with experts and latents", "masked language model",
+    "experts without a gate", "predicts further with experts and latents", "experts in latents",
+    "experts in latents, and shared", "experts in latents, and shared, output norms",
+    "latent and sparse", "predicts further with experts and sparse latents",
+    "masked language model",
     "grouped, norm of each head", "experts in the decoder"]  # fmt: skip
 
 
@@ -77,7 +80,9 @@ def trained(config: ModelConfig, recompute: Any) -> int:
     source = {"source_BS": torch.ones(SEQUENCES, SOURCE, dtype=torch.long)}
     with FlopCounterMode(display=False) as counter:
         output = model(tokens_BT, **(source if config.family == "encoder_decoder" else {}))
-        torch.stack([one.sum() for one in (output, *model.predicted)]).sum().backward()
+        losses = [one.sum_auxiliary_losses() for one in model.list_indexers()]
+        sums = [one.sum() for one in (output, *model.predicted)]
+        torch.stack([*sums, *losses]).sum().backward()
     return counter.get_total_flops()
 
 
@@ -112,9 +117,30 @@ def test_the_counter_sees_the_backward_pass_of_linear_attention(name: str) -> No
     assert (full.forward_backward > 3 * full.forward) is name.startswith(DELTA)
 
 
+@pytest.mark.parametrize("name", [name for name in VARIANTS if "sparse" in name])
+def test_the_counter_sees_no_gradient_of_what_an_indexer_learns_from(name: str) -> None:
+    config = ModelConfig.model_validate(SHAPE | VARIANTS[name])
+    full = count_flops(config, SOURCE, SEQUENCES, "full")
+    with use_eager_attention():
+        assert trained(config, "none") == full.forward_backward < 3 * full.forward
+
+
+def test_an_indexer_counts_the_keys_that_it_chooses_by_document() -> None:
+    config = ModelConfig.model_validate(SHAPE | VARIANTS["latent and sparse"])
+    lengths, (index, heads, channels, top) = (9, 4), (3 * (6 + 1), 4, (8 + 4, 6), 5)
+    seen = sum(t + 1 for one in lengths for t in range(one))
+    chosen = sum(min(t + 1, top) for one in lengths for t in range(one))
+    products = seen * index + chosen * heads * (sum(channels) + channels[0])
+    count = count_flops(config, 13, 2, "causal", documents=lengths)
+    assert count.attention == 2 * 3 * 2 * products
+    full = count_flops(config, 13, 2, "causal")
+    assert full.attention > count.attention
+
+
 @pytest.mark.parametrize(
     "name",
     [
+        "latent and sparse, warm-up, neighbours",
         *["dense", "sinks", "sandwich, capped, windows", "experts without a gate", "original"],
         # On a CPU no kernel has keys wider than values, and pairs are computed again.
         *(name for name in LINEAR if "latents" not in name),
@@ -123,7 +149,7 @@ def test_the_counter_sees_the_backward_pass_of_linear_attention(name: str) -> No
 def test_the_counter_sees_what_is_recomputed_selectively(name: str) -> None:
     config = ModelConfig.model_validate(SHAPE | VARIANTS[name])
     assert trained(config, "selective") - trained(config, "none") == repeated(config, "selective")
-    is_repeated = name in ("sinks", "sandwich, capped, windows", *LINEAR)
+    is_repeated = "sparse" in name or name in ("sinks", "sandwich, capped, windows", *LINEAR)
     assert (repeated(config, "selective") > 0) is is_repeated
 
 

@@ -28,6 +28,9 @@ POLICIES: tuple[ActivationCheckpointMode, ...] = ("none", "selective", "full")
 # Small things that are not counted: sums of the balance loss, a gate of one channel, masks shared
 # by few blocks.
 ABOUT = {
+    "latent and sparse",
+    "latent and sparse, warm-up, neighbours",
+    "predicts further with experts and sparse latents",
     "experts balanced by a loss",
     "gated shared expert of its own width",
     "expert and router biases",

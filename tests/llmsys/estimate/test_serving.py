@@ -140,6 +140,10 @@ def test_the_command_prints_what_the_function_returns(capsys) -> None:
     [
         ("model/bert-base", ["--serve", "batch=2"], "family=encoder generates no tokens"),
         ("model/lstm-seq2seq", ["--serve", "batch=2"], "lstm has no known cache"),
+        ("model/deepseek-v3", ["attention.sparse={}", "--serve", "batch=2"],
+            "attention.sparse keeps keys of an indexer and reads those that it chooses"),
+        ("model/deepseek-v3", ["attention.sparse={}", "--finetune", "rank=4"],
+            "--finetune: attention.sparse has a loss of its own"),
         ("model/llama3.1-8b", ["--serve", "batch=0"], "batch"),
         ("model/llama3.1-8b", ["--serve", "batches=3"],
             "batches: unknown key. Did you mean batch?"),

@@ -337,6 +337,26 @@ def test_a_llama_that_cannot_be_built_is_refused_by_name(
             "moe_router_activation_func: 'softmax' is not supported: kimi_linear scores with",
         ),
         (
+            "deepseek_v32",
+            {"layer_types": ["indexed_attention", "full_attention"]},
+            "layer_types: full_attention is not supported: every layer needs indexed_attention.",
+        ),
+        (
+            "glm_moe_dsa",
+            {"indexer_types": ["full", "shared"]},
+            "indexer_types: shared is not supported: every layer needs full. Remove it.",
+        ),
+        (
+            "glm_moe_dsa",
+            {"index_topk_freq": 4},
+            "index_topk_freq: 4 is not supported: every layer has an indexer of its own.",
+        ),
+        (
+            "deepseek_v32",
+            {"num_hidden_layers": 2, "mlp_layer_types": ["sparse", "dense"]},
+            "mlp_layer_types: ['sparse', 'dense'] is not first_k_dense_replace=2 times dense",
+        ),
+        (
             "deepseek_v3",
             {"head_dim": 128},
             "head_dim: 128 is not supported: it is the number of rotated channels. Only",

@@ -21,6 +21,7 @@ from transformers.models.mixtral.modeling_mixtral import (  # noqa: E402
     MixtralSparseMoeBlock,
     load_balancing_loss_func,
 )
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE  # noqa: E402
 from transformers.models.phimoe.modeling_phimoe import PhimoeSparseMoeBlock  # noqa: E402
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock  # noqa: E402
 
@@ -89,6 +90,26 @@ CASES: dict[str, Case] = {
             "groups": {"num_groups": 4, "groups_per_token": 2, "score": "top2"},
         },
     ),
+    "nemotron_h": (
+        NemotronHMoE,
+        "NemotronHConfig",
+        {
+            "n_routed_experts": EXPERTS,
+            "moe_latent_size": 6,
+            "moe_shared_expert_intermediate_size": 12,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+        },
+        {
+            "score": "sigmoid",
+            "expert": {"kind": "squared_relu"},
+            "latent_size": 6,
+            "shared_intermediate_size": 12,
+            "routed_scaling_factor": 2.5,
+            "groups": {"num_groups": 4, "groups_per_token": 2, "score": "top2"},
+        },
+    ),
     "gpt_oss": (
         GptOssMLP,
         "GptOssConfig",
@@ -150,7 +171,7 @@ def translated(named: dict[str, Tensor], interleaved: bool) -> dict[str, Tensor]
                 out[f"experts.{which}_{kind}"] = half
         elif name == "experts.down_proj_bias":
             out["experts.down_bias"] = tensor
-        elif name == "experts.down_proj":
+        elif name in ("experts.down_proj", "experts.up_proj"):
             out[name] = tensor if interleaved else tensor.transpose(1, 2)
         else:
             out[name] = tensor

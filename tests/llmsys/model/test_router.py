@@ -58,7 +58,7 @@ def test_dispatch_equals_a_loop_over_tokens_and_experts(
 
     experts = experts.to(dtype)
     leaves = [x.detach().to(dtype).requires_grad_(), weights, *experts.parameters()]
-    y = LocalTokenDispatcher()(leaves[0], RoutingDecision(chosen, weights), experts)
+    y, _ = LocalTokenDispatcher()(leaves[0], RoutingDecision(chosen, weights), experts)
     gradients = torch.autograd.grad(y, leaves, out_gradient.to(dtype))
 
     tolerance = 1e-6 if dtype == torch.float32 else 2e-2
@@ -72,7 +72,8 @@ def test_experts_without_tokens_get_a_gradient_of_exactly_zero() -> None:
     torch.manual_seed(0)
     experts = GroupedExperts(4, 16, 8)
     x, chosen = torch.randn(5, 16), torch.full((5, 1), 2)
-    LocalTokenDispatcher()(x, RoutingDecision(chosen, torch.ones(5, 1)), experts).sum().backward()
+    y, _ = LocalTokenDispatcher()(x, RoutingDecision(chosen, torch.ones(5, 1)), experts)
+    y.sum().backward()
     for weight in experts.parameters():
         assert weight.grad is not None
         assert not weight.grad[[0, 1, 3]].any()
@@ -170,6 +171,6 @@ def test_tokens_are_counted_in_training_and_not_in_evaluation() -> None:
 
 def test_the_dispatcher_can_be_replaced_from_outside() -> None:
     layer = MoELayer(16, config_of(num_shared_experts=1))
-    layer.dispatcher = lambda x, routing, experts, shared: shared()  # type: ignore[assignment]
+    layer.dispatcher = lambda x, routing, experts, shared: (shared(), None)  # type: ignore[assignment]
     x = torch.randn(2, 3, 16)
     torch.testing.assert_close(layer(x), layer.shared(x))

@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "five of eight, drops": BASE
     | {"num_experts_per_tok": 5, "routing": {"kind": "capacity", "factor": 0.6}},
     "one of eight": BASE | {"num_experts_per_tok": 1, "norm_topk_prob": False},
+    "in latents": BASE | {"num_experts_per_tok": 3, "latent_size": 6},
     "biases": BASE | {"num_experts_per_tok": 3, "expert": {"kind": "clamped_swiglu", "bias": True}},
 }
 
@@ -37,8 +38,9 @@ class ExchangeLog(TorchDispatchMode):
     expert.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
+        self.width = width
         self.events: list[str] = []
         self.rows: list[int] = []
 
@@ -46,12 +48,14 @@ class ExchangeLog(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if (
             name == "all_to_all_single"
-            and args[0].shape[1] == WIDTH
+            and args[0].shape[1] == self.width
             and args[0].is_floating_point()
         ):
             self.events.append("start")
             self.rows.append(len(args[0]))
-        elif name == "wait_tensor" and args[0].shape[1] == WIDTH and args[0].is_floating_point():
+        elif (
+            name == "wait_tensor" and args[0].shape[1] == self.width and args[0].is_floating_point()
+        ):
             self.events.append("finish")
         elif name in ("mm", "addmm") and any(
             isinstance(arg, Tensor) and SHARED in arg.shape for arg in args
@@ -76,7 +80,7 @@ def run_layer(
     weights_BTD = torch.randn(2, TOKENS, WIDTH)[first : first + count]
     if dispatcher is not None:
         layer.dispatcher = dispatcher
-    with ExchangeLog() as log:
+    with ExchangeLog(config.get_expert_channels(WIDTH)) as log:
         y_BTD = layer(x_BTD)
         log.events.append("backward")
         (y_BTD * weights_BTD).sum().backward()

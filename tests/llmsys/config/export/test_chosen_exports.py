@@ -37,6 +37,7 @@ KIMI = {
     "num_experts": 8, "num_experts_per_token": 2, "linear_num_heads": 2, "linear_head_dim": 6,
     "pad_token_id": 0,
 }  # fmt: skip
+INDEXED = {"index_topk": 5, "index_n_heads": 3, "index_head_dim": 6, "q_lora_rank": 7}
 STACKS = {
     "vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2,
     "encoder_attention_heads": 2,
@@ -100,6 +101,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v3", LATENT | {"n_group": 4, "topk_group": 2, "attention_bias": True,
         "q_lora_rank": 7,
                               "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}),
+    ("deepseek_v32", LATENT | INDEXED | {"n_group": 4, "topk_group": 2,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}),
+    ("glm_moe_dsa", LATENT | INDEXED | {"attention_bias": True, "indexer_types": ["full"] * 3}),
     ("dots1", MIXED | {"n_routed_experts": 8, "moe_intermediate_size": 12, "n_shared_experts": 1,
         "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "max_window_layers": 2}),
     ("minimax_m2", MIXED | {"num_local_experts": 4, "head_dim": 8, "rotary_dim": 4}),
@@ -263,6 +267,32 @@ def test_further_tokens_are_predicted_in_this_format_only() -> None:
         r"section \(null would do\)",
     ):
         build_config_json(model)
+
+
+SPARSE = "attention.sparse={index_topk: 64}"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("deepseek_v32", ["attention.sparse={phase: warm_up}"], r"phase=warm_up \(sparse would do"),
+        ("deepseek_v32", [SPARSE, "position.pairing=halves"], r"model\.position\.pairing=halves"),
+        (None, ["moe.latent_size=1024"], r"nearest is deepseek_v3, .*model\.moe\.latent_size=1024"),
+    ],
+    ids=str,
+)
+def test_what_no_type_has_of_indexers_and_latents_is_named(
+    model_type: str | None, changes: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_config_json(load_model_config("model/deepseek-v3", changes), model_type)
+
+
+def test_an_indexer_is_exported_as_the_type_of_its_pairing() -> None:
+    for pairing, model_type in (("halves", "deepseek_v32"), ("neighbours", "glm_moe_dsa")):
+        changes = [SPARSE, f"attention.sparse.pairing={pairing}"]
+        exported = build_config_json(load_model_config("model/deepseek-v3", changes))
+        assert exported["model_type"] == model_type
 
 
 def test_an_unknown_type_cannot_be_asked_for() -> None:

@@ -77,7 +77,6 @@ NOT_EXPORTED = {
     "model.position.scaling.kind=ntk",
     "model.feed_forward.kind=clamped_swiglu",
     "model.moe.expert.kind=relu",
-    "model.moe.expert.kind=squared_relu",
     "model.moe.expert.kind=gelu",
     "model.moe.expert.kind=gelu_tanh",
     "model.moe.expert.kind=silu",

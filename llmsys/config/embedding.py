@@ -62,13 +62,13 @@ class EmbeddingConfig(Section):
         yield ParameterTensor("attention.value_scale", (1,), "attention")
 
     def find_violations(
-        self, model: dict[str, Any], linear_layers: Sequence[int]
+        self, model: dict[str, Any], other_layers: Sequence[int]
     ) -> Iterator[Violation]:
         """Yield what tables of tokens cannot be combined with.
 
         Args:
             model: fields of the model.
-            linear_layers: its layers of linear attention, which have no values of heads.
+            other_layers: its layers of linear attention, or of none, which have no values of heads.
         """
         parametrization = model["parametrization"].kind
         refused = {
@@ -95,10 +95,11 @@ class EmbeddingConfig(Section):
                     "embedding.value_layers",
                     f"there is no layer {layer}. Use numbers from 0 to {last}.",
                 )
-            elif layer in linear_layers:
+            elif layer in other_layers:
                 yield Violation(
                     "embedding.value_layers",
-                    f"layer {layer} has linear attention. Use layers of full or sliding attention.",
+                    f"layer {layer} has linear attention or none. Use layers of full or sliding "
+                    "attention.",
                 )
         if len(set(self.value_layers)) < len(self.value_layers):
             yield Violation("embedding.value_layers", "a layer is named twice. Name it once.")

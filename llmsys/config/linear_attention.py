@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from llmsys.config.layer_types import ATTENTION_KINDS
 from llmsys.config.linear_mixer import BaseLinearAttentionConfig
 from llmsys.config.model_shape import ModelShape
 from llmsys.config.module_tensors import (
@@ -22,12 +23,18 @@ from llmsys.config.module_tensors import (
 from llmsys.config.section import find_nearest, list_divisors
 from llmsys.errors import Violation
 
-# Kinds of `model.attention` that the other layers of a stack may have.
-ATTENTION_KINDS = ("multi_head", "latent")
-
 
 class BaseDeltaConfig(BaseLinearAttentionConfig):
     """Base of the kinds of the delta rule, whose chunks are triangular systems."""
+
+    allow_neg_eigval: bool = Field(
+        False,
+        description="Shares of updates go from 0 to 2 instead of 1, so that a position can turn "
+        "what a state holds for its key (Grazzi 2024, arXiv:2411.12537; OLMo Hybrid).",
+    )
+    norm_eps: float | None = Field(
+        None, gt=0, description="Epsilon of the norm of outputs. null: that of the model's norms."
+    )
 
     @property
     def map_channels(self) -> int:
@@ -301,7 +308,13 @@ class Mamba2Config(BaseLinearAttentionConfig):
         128, ge=1, description="Channels of a query or key head: size of the state (d_state)."
     )
     value_head_dim: int = Field(64, ge=1, description="Channels of a value head (headdim).")
+    output_norm: Literal["after_gate", "before_gate", "none"] = Field(
+        "after_gate", description="The norm of outputs: of gated ones, before the gate, or none."
+    )
     conv_bias: bool = Field(True, description="The convolution adds a trained vector.")
+    min_step: float = Field(
+        0.0, ge=0, description="Smallest step; shorter ones are made as long (Nemotron-H: 0.001)."
+    )
     max_initial_decay: float = Field(
         16.0,
         gt=0,
@@ -325,7 +338,8 @@ class Mamba2Config(BaseLinearAttentionConfig):
             yield ParameterTensor("attention.conv_bias", (self.conv_channels,), "attention")
         for name in ("A_log", "dt_bias", "D"):
             yield ParameterTensor(f"attention.{name}", (self.num_value_heads,), "attention")
-        yield ParameterTensor("attention.o_norm.weight", (self.value_channels,), "norms")
+        if self.output_norm != "none":
+            yield ParameterTensor("attention.o_norm.weight", (self.value_channels,), "norms")
         yield from iter_linear_parameters(
             "attention.o_proj", model.hidden_size, self.value_channels, False, "attention"
         )
@@ -336,7 +350,7 @@ class Mamba2Config(BaseLinearAttentionConfig):
         Args:
             model: widths of the model.
         """
-        return self.value_channels
+        return 0 if self.output_norm == "none" else self.value_channels
 
     def count_products(
         self, model: ModelShape, layer: int, length: int, documents: Sequence[int] | None
@@ -413,7 +427,7 @@ def find_linear_violations(
     if is_named and linear is None:
         yield Violation(
             "linear_attention",
-            "layer_types has linear_attention, but the section is missing. Set "
+            "layer_types has layers of linear attention, but the section is missing. Set "
             "linear_attention.kind=gated_delta, kimi_delta or mamba2.",
         )
     if linear is None:

@@ -27,11 +27,20 @@ from llmsys.config.head import (
     RecurrenceConfig,
     list_head_kinds,
 )
+from llmsys.config.layer_types import (
+    ATTENTION_TYPES,
+    LINEAR_TYPES,
+    LayerType,
+    find_layer_violations,
+    has_feed_forward,
+)
 from llmsys.config.linear_attention import LinearAttentionConfig, find_linear_violations
 from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.moe import MoeConfig
+from llmsys.config.multipliers import MultipliersConfig
 from llmsys.config.norm import (
     NormConfig,
+    OutputNormConfig,
     PreNormConfig,
     ResidualConfig,
     ReversibleConfig,
@@ -41,6 +50,7 @@ from llmsys.config.parametrization import ParametrizationConfig
 from llmsys.config.parametrization import StandardParametrizationConfig as Standard
 from llmsys.config.patches import PatchesConfig
 from llmsys.config.position import PositionConfig, RopeConfig
+from llmsys.config.python_blocks import find_python_violations
 from llmsys.config.rnn import RnnConfig
 from llmsys.config.section import (
     Section,
@@ -54,12 +64,17 @@ from llmsys.config.sparse_attention import find_sparse_violations
 from llmsys.errors import Violation, format_choices
 
 Family = Literal["decoder", "encoder", "encoder_decoder"]
-LayerType = Literal["full_attention", "sliding_attention", "linear_attention"]
 
 
 @lru_cache(maxsize=64)  # a plan asks thousands of times
-def _list_moe_layers(moe: MoeConfig, num_layers: int) -> tuple[int, ...]:
-    return tuple(layer for layer in range(num_layers) if moe.is_moe_layer(layer))
+def _list_moe_layers(
+    moe: MoeConfig, num_layers: int, feed_forwards: tuple[bool, ...]
+) -> tuple[int, ...]:
+    return tuple(
+        layer
+        for layer in range(num_layers)
+        if moe.is_moe_layer(layer) and has_feed_forward(feed_forwards, layer)
+    )
 
 
 class ModelConfig(Section):
@@ -100,7 +115,12 @@ class ModelConfig(Section):
     layer_types: tuple[LayerType, ...] = Field(
         (),
         description="Attention type by layer, repeated over the depth. Default: all sliding if "
-        "sliding_window is set. linear_attention takes model.linear_attention.",
+        "sliding_window is set. linear_attention takes model.linear_attention, hybrid adds up "
+        "full and linear attention, feed_forward has neither.",
+    )
+    feed_forward_layers: tuple[bool, ...] = Field(
+        (),
+        description="Whether a layer has a feed-forward, repeated over the depth. Default: all.",
     )
     tie_word_embeddings: bool = Field(
         False, description="Share the embedding matrix with the head."
@@ -150,6 +170,9 @@ class ModelConfig(Section):
     patches: PatchesConfig | None = Field(
         None, description="Image patches instead of token ids. null: token ids."
     )
+    multipliers: MultipliersConfig | None = Field(
+        None, description="Factors on the outputs of projections. null: none."
+    )
     parametrization: ParametrizationConfig = Field(
         Standard(), description="Values and rates by the size of the model."
     )
@@ -193,17 +216,48 @@ class ModelConfig(Section):
         Args:
             layer: number of the block, counted from 0.
         """
-        return self.get_layer_type(layer) == "linear_attention"
+        return self.get_layer_type(layer) in LINEAR_TYPES
 
-    def get_mixer(self, layer: int) -> AttentionConfig | LinearAttentionConfig:
-        """Return the section of what mixes positions in a block: attention or linear attention.
+    def has_attention(self, layer: int) -> bool:
+        """Return whether a block has full or sliding attention.
 
         Args:
             layer: number of the block, counted from 0.
         """
+        return self.get_layer_type(layer) in ATTENTION_TYPES
+
+    def has_feed_forward(self, layer: int) -> bool:
+        """Return whether a block has a feed-forward or experts.
+
+        Args:
+            layer: number of the block, counted from 0.
+        """
+        return has_feed_forward(self.feed_forward_layers, layer)
+
+    def get_residual(self, layer: int) -> ResidualConfig:
+        """Return the placement of norms in a block.
+
+        Args:
+            layer: number of the block, counted from 0.
+        """
+        residual = self.residual
+        if isinstance(residual, OutputNormConfig) and self.is_linear_layer(layer):
+            return residual if residual.linear_layers == "output" else PreNormConfig()
+        return residual
+
+    def list_mixers(self, layer: int) -> list[AttentionConfig | LinearAttentionConfig]:
+        """Return the sections of what mixes positions in a block: attention, linear attention, or
+        none.
+
+        Args:
+            layer: number of the block, counted from 0.
+        """
+        found: list[AttentionConfig | LinearAttentionConfig] = []
+        if self.has_attention(layer):
+            found.append(self.attention)
         if self.linear_attention is not None and self.is_linear_layer(layer):
-            return self.linear_attention
-        return self.attention
+            found.append(self.linear_attention)
+        return found
 
     @property
     def linear_layers(self) -> list[int]:
@@ -213,12 +267,12 @@ class ModelConfig(Section):
     @property
     def num_attention_layers(self) -> int:
         """Number of blocks with full or sliding attention."""
-        return self.num_hidden_layers - len(self.linear_layers)
+        return sum(self.has_attention(layer) for layer in range(self.num_hidden_layers))
 
     @property
     def has_linear_layers(self) -> bool:
         """Some blocks have linear attention."""
-        return "linear_attention" in self.layer_types
+        return not LINEAR_TYPES.isdisjoint(self.layer_types)
 
     def uses_rope(self, layer: int) -> bool:
         """Return whether a block applies RoPE.
@@ -229,7 +283,7 @@ class ModelConfig(Section):
         return (
             self.position.kind == "rope"
             and self.position.layers[layer % len(self.position.layers)]
-            and not self.is_linear_layer(layer)
+            and self.has_attention(layer)
         )
 
     @property
@@ -254,7 +308,8 @@ class ModelConfig(Section):
         Args:
             layer: number of the block, counted from 0.
         """
-        return self.moe is not None and self.moe.is_moe_layer(layer)
+        has_experts = self.moe is not None and self.moe.is_moe_layer(layer)
+        return has_experts and self.has_feed_forward(layer)
 
     @property
     def has_python_blocks(self) -> bool:
@@ -271,17 +326,25 @@ class ModelConfig(Section):
         """Indices of the blocks with experts."""
         if self.moe is None:
             return []
-        return list(_list_moe_layers(self.moe, self.num_hidden_layers))
+        return list(_list_moe_layers(self.moe, self.num_hidden_layers, self.feed_forward_layers))
 
     @property
     def num_moe_layers(self) -> int:
         """Number of blocks with experts."""
-        return 0 if self.moe is None else len(_list_moe_layers(self.moe, self.num_hidden_layers))
+        return len(self.moe_layers)
 
     @property
     def num_dense_layers(self) -> int:
         """Number of blocks with a dense feed-forward layer."""
-        return self.num_hidden_layers - self.num_moe_layers
+        layers = range(self.num_hidden_layers)
+        return sum(self.has_feed_forward(layer) for layer in layers) - self.num_moe_layers
+
+    @property
+    def num_branches(self) -> int:
+        """Number of branches of a decoder or encoder that are added to the residual stream."""
+        layers = range(self.num_hidden_layers)
+        mixing = sum(self.get_layer_type(layer) != "feed_forward" for layer in layers)
+        return mixing + sum(self.has_feed_forward(layer) for layer in layers)
 
     @property
     def encoder_model(self) -> ModelConfig:
@@ -310,14 +373,22 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from _find_shape_violations(model)
     yield from _find_position_violations(model)
     yield from _find_family_violations(model)
-    yield from _find_window_violations(model)
+    yield from find_layer_violations(dict(model))
     yield from _find_linear_violations(model)
-    yield from _find_expert_violations(model)
+    if model.multipliers is not None:
+        yield from model.multipliers.find_violations(dict(model))
+    if model.moe is not None:
+        layers = (model.num_hidden_layers, model.num_moe_layers)
+        yield from model.moe.find_layer_violations(*layers)
+        kinds = (model.residual.kind, model.parametrization.kind)
+        yield from model.moe.find_model_violations(*kinds)
     yield from _find_recurrence_violations(model)
     if model.embedding.value_layers or model.embedding.bigram_rows:
-        yield from model.embedding.find_violations(dict(model), model.linear_layers)
+        depth = range(model.num_hidden_layers)
+        others = [layer for layer in depth if model.list_mixers(layer) != [model.attention]]
+        yield from model.embedding.find_violations(dict(model), others)
     yield from find_skip_violations(dict(model)) if model.u_shaped_skips else ()
-    yield from _find_python_violations(model)
+    yield from find_python_violations(dict(model))
     yield from () if model.rnn is None else model.rnn.find_violations(model)
     if isinstance(model.residual, ReversibleConfig):
         yield from model.residual.find_violations(dict(model))
@@ -417,40 +488,6 @@ def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
         )
 
 
-def _find_python_violations(model: ModelConfig) -> Iterator[Violation]:
-    sections = {"attention": model.attention, "feed_forward": model.feed_forward}
-    own = [name for name, section in sections.items() if section.kind == "python"]
-    given = {
-        "rnn": model.rnn is not None,
-        "recurrence": model.recurrence is not None,
-        "multi_token_prediction": model.multi_token_prediction is not None,
-        "parametrization.kind": model.parametrization.kind != "standard",
-        "residual.kind": model.residual.is_reversible,
-        "encoder": model.family == "encoder_decoder" and "attention" not in own,
-    }
-    for name in own[:1]:
-        for key in (key for key, is_given in given.items() if is_given):
-            yield Violation(
-                key,
-                f"{name}.kind=python is not proven with it. Leave it out, or use a kind of {name} "
-                "that is built in.",
-            )
-
-
-def _find_window_violations(model: ModelConfig) -> Iterator[Violation]:
-    if "sliding_attention" in model.layer_types and model.sliding_window is None:
-        yield Violation(
-            "sliding_window",
-            "layer_types has sliding_attention, but the width is missing. Set it, e.g. to 4096.",
-        )
-    if len(model.layer_types) > model.num_hidden_layers:
-        yield Violation(
-            "layer_types",
-            f"{len(model.layer_types)} kinds for num_hidden_layers={model.num_hidden_layers}. "
-            f"Give {model.num_hidden_layers}, or a shorter list that repeats.",
-        )
-
-
 def _find_linear_violations(model: ModelConfig) -> Iterator[Violation]:
     given = {
         "recurrence": None if model.recurrence is None else model.recurrence.kind,
@@ -464,35 +501,6 @@ def _find_linear_violations(model: ModelConfig) -> Iterator[Violation]:
     if (latent := model.attention).kind == "latent":
         sizes = (latent.sparse, latent.q_lora_rank, latent.qk_rope_head_dim)
         yield from find_sparse_violations(*sizes, model.family, given, model.layer_types)
-
-
-def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:
-    if model.moe is None:
-        return
-    last = model.num_hidden_layers - 1
-    if not model.num_moe_layers and model.moe.first_dense_layers > last:
-        yield Violation(
-            "moe.first_dense_layers",
-            f"{model.moe.first_dense_layers} leaves no layer of {last + 1} with experts. Use at "
-            f"most {last}, or set moe to null.",
-        )
-    elif not model.num_moe_layers:
-        if model.moe.every > last + 1:
-            yield Violation(
-                "moe.every",
-                f"{model.moe.every} is more than num_hidden_layers={last + 1}"
-                f", and no layer has experts. Use at most {last + 1}, or set moe to null.",
-            )
-        else:
-            yield Violation(
-                "moe.dense_layers", "no layer is left with experts. Use fewer, or set moe to null."
-            )
-    for layer in model.moe.dense_layers:
-        if not 0 <= layer <= last:
-            yield Violation(
-                "moe.dense_layers", f"there is no layer {layer}. Use numbers from 0 to {last}."
-            )
-    yield from model.moe.find_model_violations(model.residual.kind, model.parametrization.kind)
 
 
 def _find_recurrence_violations(model: ModelConfig) -> Iterator[Violation]:

@@ -445,3 +445,33 @@ class MoeConfig(Section):
         """Return whether block `layer` has experts."""
         is_candidate = layer >= self.first_dense_layers and (layer + 1) % self.every == 0
         return is_candidate and layer not in self.dense_layers
+
+    def find_layer_violations(self, num_layers: int, num_moe_layers: int) -> Iterator[Violation]:
+        """Yield what leaves no layer with experts, and layers that a model does not have.
+
+        Args:
+            num_layers: layers of the model.
+            num_moe_layers: those with experts.
+        """
+        last = num_layers - 1
+        if not num_moe_layers and self.first_dense_layers > last:
+            yield Violation(
+                "moe.first_dense_layers",
+                f"{self.first_dense_layers} leaves no layer of {last + 1} with experts. Use at "
+                f"most {last}, or set moe to null.",
+            )
+        elif not num_moe_layers and self.every > last + 1:
+            yield Violation(
+                "moe.every",
+                f"{self.every} is more than num_hidden_layers={last + 1}"
+                f", and no layer has experts. Use at most {last + 1}, or set moe to null.",
+            )
+        elif not num_moe_layers:
+            yield Violation(
+                "moe.dense_layers", "no layer is left with experts. Use fewer, or set moe to null."
+            )
+        for layer in self.dense_layers:
+            if not 0 <= layer <= last:
+                yield Violation(
+                    "moe.dense_layers", f"there is no layer {layer}. Use numbers from 0 to {last}."
+                )

@@ -203,6 +203,9 @@ class OutputNormConfig(_BaseResidualConfig):
 
     kind: Literal["output"] = "output"
     normalizes_output: ClassVar[bool] = True
+    linear_layers: Literal["output", "pre"] = Field(
+        "output", description="The same, or pre, in layers of linear attention (OLMo Hybrid)."
+    )
 
 
 class ParallelBlockConfig(_BaseResidualConfig):

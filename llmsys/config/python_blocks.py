@@ -6,8 +6,8 @@ The sections name a class that extends `llmsys.model.python_block.PythonMixer` o
 they are asked for, see llmsys/estimate/python_blocks.py.
 """
 
-from collections.abc import Iterator
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 from llmsys.config.attention import BaseAttentionConfig, MultiHeadAttentionConfig
 from llmsys.config.model_shape import ModelShape
@@ -110,3 +110,27 @@ class PythonFeedForwardConfig(PythonCode):
     projections: ClassVar[tuple[str, ...]] = ("gate", "up", "down")
 
     __hash__ = PythonCode.__hash__
+
+
+def find_python_violations(model: Mapping[str, Any]) -> Iterator[Violation]:
+    """Yield choices that are not proven with a block of the user's own, with keys below `model`.
+
+    Args:
+        model: fields of a ModelConfig.
+    """
+    own = [name for name in ("attention", "feed_forward") if model[name].kind == "python"]
+    given = {
+        "rnn": model["rnn"] is not None,
+        "recurrence": model["recurrence"] is not None,
+        "multi_token_prediction": model["multi_token_prediction"] is not None,
+        "parametrization.kind": model["parametrization"].kind != "standard",
+        "residual.kind": model["residual"].is_reversible,
+        "encoder": model["family"] == "encoder_decoder" and "attention" not in own,
+    }
+    for name in own[:1]:
+        for key in (key for key, is_given in given.items() if is_given):
+            yield Violation(
+                key,
+                f"{name}.kind=python is not proven with it. Leave it out, or use a kind of {name} "
+                "that is built in.",
+            )

@@ -27,6 +27,8 @@ _BLOCK_FIELDS = (
         "intermediate_size",
         "sliding_window",
         "layer_types",
+        "feed_forward_layers",
+        "multipliers",
         "norm",
         "residual",
         "attention",

@@ -1,5 +1,5 @@
 """Name mappings of hybrids, whose layers mix positions in several ways: Qwen3-Next, Qwen3.5, Kimi
-Linear, Bamba and Granite 4.
+Linear, OLMo Hybrid, Bamba, Granite 4, Falcon-H1 and Nemotron-H; and of Mamba-2.
 
 Source: the parameter names of the published checkpoints, as transformers reads and writes them.
 """
@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llmsys.config.linear_attention import GatedDeltaConfig, KimiDeltaConfig, Mamba2Config
+from llmsys.config.linear_attention import BaseDeltaConfig, GatedDeltaConfig, Mamba2Config
 from llmsys.config.model import ModelConfig
 from llmsys.convert.decoder_mappings import (
     GRANITE_EXPERTS,
     LLAMA,
     MIXTRAL,
     MIXTURE,
+    OLMO2,
     QWEN_MOE,
     TABLES,
     TIED,
@@ -25,6 +26,7 @@ from llmsys.convert.name_mapping import (
     FamilyMapping,
     FusedRows,
     NameMapping,
+    Transpose,
     map_fused_module,
     map_modules,
     map_tensors,
@@ -35,6 +37,19 @@ PREDICTION = (r"^mtp\.",)
 # Qwen3.5's published files hold a model of images and texts.
 VISION = (r"^model\.visual\.",)
 OUTER = {"model.language_model.": "model."}
+# What Bamba and Falcon-H1 have besides mixers.
+_BAMBA = {
+    "embed": "model.embed_tokens",
+    "norm": "model.final_layernorm",
+    "head": "lm_head",
+    "blocks.{i}.attention_norm": "model.layers.{i}.input_layernorm",
+    "blocks.{i}.feed_forward_norm": "model.layers.{i}.pre_ff_layernorm",
+} | {
+    f"blocks.{{i}}.feed_forward.{one}": f"model.layers.{{i}}.feed_forward.{one}"
+    for one in ("gate_proj", "up_proj", "down_proj")
+}
+# What Mamba-2 and Nemotron-H have besides their layers.
+_BACKBONE = {"embed": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"}
 
 
 @dataclass(frozen=True)
@@ -213,7 +228,7 @@ def build_qwen3_5_mapping(model: ModelConfig) -> FamilyMapping:
 @dataclass(frozen=True)
 class ChannelConvolutions:
     """Weights of a convolution channel by channel: of queries, keys and values each, (C, 1, W), in
-    theirs, and of all, (D, W), in ours (Kimi Linear).
+    theirs, and of all, (D, W), in ours (Kimi Linear, OLMo Hybrid).
     """
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
@@ -223,7 +238,7 @@ class ChannelConvolutions:
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
         """Return three convolution weights."""
         linear = model.linear_attention
-        assert isinstance(linear, KimiDeltaConfig)
+        assert isinstance(linear, BaseDeltaConfig)
         sizes = [linear.key_channels, linear.key_channels, linear.value_channels]
         return [one[:, None] for one in ours[0].split(sizes)]
 
@@ -312,8 +327,8 @@ def _get_mamba2(model: ModelConfig) -> Mamba2Config:
     return model.linear_attention
 
 
-def _map_mamba2(layer: int) -> tuple[NameMapping, ...]:
-    ours, theirs = f"blocks.{layer}.attention", f"model.layers.{layer}.mamba"
+def _map_mamba2(ours: str, theirs: str) -> tuple[NameMapping, ...]:
+    """Return the mixer, by our name and theirs."""
     parts = tuple(f"{ours}.{one}_proj.weight" for one in ("g", "v", "k", "q", "a"))
     convolution = {f"{ours}.conv_{one}": f"{theirs}.conv1d.{one}" for one in ("weight", "bias")}
     return (
@@ -329,7 +344,7 @@ def _map_mamba_layers(model: ModelConfig) -> tuple[NameMapping, ...]:
     mixers: tuple[NameMapping, ...] = ()
     for layer in range(model.num_hidden_layers):
         if model.is_linear_layer(layer):
-            mixers += _map_mamba2(layer)
+            mixers += _map_mamba2(f"blocks.{layer}.attention", f"model.layers.{layer}.mamba")
             continue
         names = {
             f"blocks.{layer}.attention.{one}": f"model.layers.{layer}.self_attn.{one}"
@@ -348,17 +363,9 @@ def build_bamba_mapping(model: ModelConfig) -> FamilyMapping:
     Returns:
         The mapping.
     """
-    ours, theirs = "blocks.{i}", "model.layers.{i}"
-    names = {
-        "embed": "model.embed_tokens",
-        "norm": "model.final_layernorm",
-        "head": "lm_head",
-        f"{ours}.attention_norm": f"{theirs}.input_layernorm",
-        f"{ours}.feed_forward_norm": f"{theirs}.pre_ff_layernorm",
-    }
-    for one in ("gate_proj", "up_proj", "down_proj"):
-        names[f"{ours}.feed_forward.{one}"] = f"{theirs}.feed_forward.{one}"
-    return FamilyMapping(map_modules(names) + _map_mamba_layers(model), copies=TIED, ignored=TABLES)
+    return FamilyMapping(
+        map_modules(_BAMBA) + _map_mamba_layers(model), copies=TIED, ignored=TABLES
+    )
 
 
 def build_granite_hybrid_mapping(model: ModelConfig) -> FamilyMapping:
@@ -389,3 +396,101 @@ def build_granite_hybrid_mapping(model: ModelConfig) -> FamilyMapping:
         + _map_mamba_layers(model)
     )
     return FamilyMapping(rules, copies=TIED, ignored=TABLES)
+
+
+def build_mamba2_mapping(model: ModelConfig) -> FamilyMapping:
+    """Build Mamba-2's mapping.
+
+    Args:
+        model: Not used: all layers are alike.
+
+    Returns:
+        The mapping.
+    """
+    theirs = "backbone.layers.{i}"
+    names = _BACKBONE | {"blocks.{i}.attention_norm": f"{theirs}.norm"}
+    return FamilyMapping(
+        map_modules(names) + _map_mamba2("blocks.{i}.attention", f"{theirs}.mixer"),
+        copies={"lm_head.weight": "backbone.embeddings.weight"},
+        aliases={"embedding.weight": "embeddings.weight"},
+    )
+
+
+def build_nemotron_h_mapping(model: ModelConfig) -> FamilyMapping:
+    """Build Nemotron-H's mapping: the one sub-layer of each layer has one name.
+
+    Args:
+        model: The architecture, for the sub-layer of each layer.
+
+    Returns:
+        The mapping.
+    """
+    rules = map_modules(_BACKBONE)
+    for layer in range(model.num_hidden_layers):
+        branch = "attention" if model.list_mixers(layer) else "feed_forward"
+        ours, theirs = f"blocks.{layer}.{branch}", f"backbone.layers.{layer}.mixer"
+        rules += map_modules({f"{ours}_norm": f"backbone.layers.{layer}.norm"})
+        if model.is_linear_layer(layer):
+            rules += _map_mamba2(ours, theirs)
+            continue
+        plain = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+        names = {f"{ours}.{one}": f"{theirs}.{one}" for one in plain}
+        names[f"{ours}.router"] = f"{theirs}.gate"
+        experts: dict[str, str] = {}
+        for one in ("up_proj", "down_proj"):
+            names[f"{ours}.shared.{one}"] = f"{theirs}.shared_experts.{one}"
+            experts[f"{ours}.experts.{one}"] = f"{theirs}.experts.{{e}}.{one}.weight"
+        rules += map_modules(names) + map_tensors(experts, Transpose())
+        balance = {f"{ours}.balance_bias_E": f"{theirs}.gate.e_score_correction_bias"}
+        rules += map_tensors(balance)
+    return FamilyMapping(rules, ignored=PREDICTION, outer={"model.": "backbone."})
+
+
+def build_olmo_hybrid_mapping(model: ModelConfig) -> FamilyMapping:
+    """Build OLMo Hybrid's mapping: OLMo 2's, with other names in layers of linear attention.
+
+    Args:
+        model: The architecture, for the type of each layer.
+
+    Returns:
+        The mapping. It reads the names that transformers writes too.
+    """
+    own = (".attention.", ".attention_norm.", ".feed_forward_norm.")
+    rules = tuple(
+        rule for rule in OLMO2.rules if not any(one in name for name in rule.ours for one in own)
+    )
+    outer: dict[str, str] = {}
+    for layer in range(model.num_hidden_layers):
+        block, theirs = f"blocks.{layer}", f"model.layers.{layer}"
+        ours, first, second = f"{block}.attention", "attention_layer_norm", "feedforward_layer_norm"
+        if not model.is_linear_layer(layer):
+            plain = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+            rules += map_modules({f"{ours}.{one}": f"{theirs}.self_attn.{one}" for one in plain})
+            outer[f"{theirs}.{second}."] = f"{theirs}.post_attention_layernorm."
+            continue
+        mixer = f"{theirs}.linear_attn"
+        names = {f"{ours}.{one}_proj": f"{mixer}.{one}_proj" for one in "qkvgbao"}
+        names |= {
+            f"{ours}.o_norm": f"{mixer}.o_norm",
+            f"{block}.attention_norm": f"{theirs}.{first}",
+            f"{block}.feed_forward_norm": f"{theirs}.{second}",
+        }
+        convolutions = tuple(f"{mixer}.{one}_conv1d.weight" for one in "qkv")
+        rules += map_modules(names)
+        rules += map_tensors({f"{ours}.{one}": f"{mixer}.{one}" for one in ("A_log", "dt_bias")})
+        rules += (NameMapping((f"{ours}.conv_weight",), convolutions, ChannelConvolutions()),)
+        outer[f"{theirs}.input_layernorm."] = f"{theirs}.{first}."
+        outer[f"{theirs}.post_attention_layernorm."] = f"{theirs}.{second}."
+    return FamilyMapping(rules, copies=TIED, ignored=TABLES, outer=outer)
+
+
+_ATTENTION = {
+    f"blocks.{{i}}.attention.{one}": f"model.layers.{{i}}.self_attn.{one}"
+    for one in ("q_proj", "k_proj", "v_proj", "o_proj")
+}
+FALCON_H1 = FamilyMapping(
+    map_modules(_BAMBA | _ATTENTION)
+    + _map_mamba2("blocks.{i}.linear_attention", "model.layers.{i}.mamba"),
+    copies=TIED,
+    ignored=TABLES,
+)

@@ -181,9 +181,9 @@ def _record_activations(model: Transformer, tokens_BT: Tensor) -> dict[tuple[str
     handles = [model.embed.register_forward_hook(record_output("embedding", 0))]
     for layer, block in enumerate(model.blocks):
         for part in ("attention", "feed_forward"):
-            handles.append(
-                block.get_submodule(part).register_forward_hook(record_output(part, layer))
-            )
+            branch = getattr(block, part)
+            if branch is not None:
+                handles.append(branch.register_forward_hook(record_output(part, layer)))
     model.eval()
     found["logits", 0] = model(tokens_BT)
     for handle in handles:

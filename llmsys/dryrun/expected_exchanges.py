@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
 from llmsys.config.expert_sharding import must_send_once_per_rank
-from llmsys.config.linear_attention import LinearAttentionConfig
+from llmsys.config.linear_mixer import BaseLinearAttentionConfig
 from llmsys.config.moe import AuxiliaryLossConfig, BiasBalancingConfig, MoeConfig
 from llmsys.dryrun.collective_log import DIRECTED, Message
 from llmsys.dryrun.expected_messages import Expectation, RankContext
@@ -113,16 +113,22 @@ def _iter_exchanges(context: RankContext, layer: int) -> Iterator[Exchange]:
     # Positions that the tensor ranks of a context rank hold together.
     positions = context.sequences * context.length // layout.context
     stream = positions * model.hidden_size
-    if layout.tensor * layout.context > 1:
-        if model.linear_attention is not None and model.is_linear_layer(layer):
-            yield from _iter_state_exchanges(context, model.linear_attention, positions)
-        elif isinstance(model.attention, LatentAttentionConfig):
-            yield from _iter_latent_exchanges(context, model.attention, positions)
+    dense = model.has_feed_forward(layer)
+    mixers = model.list_mixers(layer) if layout.tensor * layout.context > 1 else []
+    for number, mixer in enumerate(mixers, start=1):
+        if isinstance(mixer, BaseLinearAttentionConfig):
+            yield from _iter_state_exchanges(context, mixer, positions)
+        elif isinstance(mixer, LatentAttentionConfig):
+            yield from _iter_latent_exchanges(context, mixer, positions)
         else:
             yield from _iter_head_exchanges(context, positions)
-        yield Exchange("reduce_scatter", "all_gather", "tensor", stream, is_saved=True)
+        is_last = number == len(mixers) and not dense
+        yield Exchange(
+            "reduce_scatter", "all_gather", "tensor", stream, is_saved=True, is_last=is_last
+        )
     is_sparse = model.moe is not None and model.is_moe_layer(layer)
     has_feed_forward = not is_sparse or (model.moe is not None and model.moe.shared_expert_size)
+    has_feed_forward = dense and has_feed_forward
     if is_sparse and model.moe is not None:
         yield from _iter_expert_exchanges(context, model.moe)
     if has_feed_forward and layout.tensor > 1:
@@ -164,7 +170,7 @@ def _iter_head_exchanges(context: RankContext, positions: int) -> Iterator[Excha
 
 
 def _iter_state_exchanges(
-    context: RankContext, linear: LinearAttentionConfig, positions: int
+    context: RankContext, linear: BaseLinearAttentionConfig, positions: int
 ) -> Iterator[Exchange]:
     """Yield the exchanges of linear attention: heads for positions and back, and over a ring the
     last inputs of the convolution and the maps of the states.
@@ -177,7 +183,7 @@ def _iter_state_exchanges(
         rows = members * context.sequences
         tail = rows * linear.count_tail_values(context.length // members, ranks)
         if tail:
-            yield Exchange("all_gather", "reduce_scatter", "ring", tail, is_saved=True)
+            yield Exchange("all_gather", "reduce_scatter", "ring", tail)
         maps = rows * linear.count_map_values(ranks)
         yield Exchange(
             "all_gather",
@@ -186,7 +192,6 @@ def _iter_state_exchanges(
             maps,
             "float32",
             4,
-            is_saved=True,
             is_repeated=True,
         )
     yield _build_head_exchange(positions * back)

@@ -37,7 +37,7 @@ def add_ring_messages(
     sizes = _list_pair_sizes(context)
     runs_again = context.config.train.activation_checkpoint == "full"
     for layer in reversed(layers) if one.is_backward else layers:
-        if context.config.model.is_linear_layer(layer):
+        if not context.config.model.has_attention(layer):
             continue
         distances = list_distances(context, layer)
         offsets = [*distances] if not one.is_backward or runs_again else []

@@ -124,7 +124,7 @@ def _iter_stack_groups(
             "recurrent", prefix, (0,), [list(model.rnn.iter_saved_tensors(model, shape))]
         )
         return
-    groups: dict[tuple[bool, bool, str, bool, bool], list[int]] = {}
+    groups: dict[tuple[bool, bool, str, bool, bool, bool], list[int]] = {}
     for layer in range(model.num_hidden_layers):
         key = (
             model.is_moe_layer(layer),
@@ -132,6 +132,7 @@ def _iter_stack_groups(
             model.get_layer_type(layer),
             layer in model.embedding.value_layers,
             has_saved_output(model, layer),
+            model.has_feed_forward(layer),
         )
         groups.setdefault(key, []).append(layer)
     for (is_moe, *_), layers in groups.items():
@@ -229,7 +230,7 @@ def compute_mask_bytes(model: ModelConfig, shape: ActivationShape) -> int:
     layers = {
         stack.get_layer_type(layer): layer
         for layer in range(stack.num_hidden_layers)
-        if not stack.is_linear_layer(layer)
+        if stack.has_attention(layer)
     }
     kernels = (choose_attention_memory(stack, layer, shape) for layer in layers.values())
     return (

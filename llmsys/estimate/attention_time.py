@@ -209,7 +209,7 @@ def _list_attention_layers(
         kinds = Counter(
             (stack.get_layer_type(layer), stack.get_attention_window(layer))
             for layer in [*range(layers), *[layers - 1] * depth]
-            if not stack.is_linear_layer(layer)
+            if stack.has_attention(layer)
         )
         for (kind, window), count in kinds.items():
             lengths = iter_document_lengths(length, shape.documents if is_packed else ())

@@ -231,7 +231,7 @@ def estimate_context_parallel_seconds(
     channels = 2 * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
     if getattr(model.attention, "output_gate", False):
         channels += model.head_dim * model.num_attention_heads
-    layers = (model.num_hidden_layers - len(model.linear_layers)) / pipeline
+    layers = model.num_attention_layers / pipeline
     kinds = [(layers, channels)]
     if model.linear_attention is not None:
         exchanged = sum(model.linear_attention.count_exchanged_channels(ranks))

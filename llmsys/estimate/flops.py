@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from llmsys.config.linear_attention import LinearAttentionConfig
+from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import Input, ParameterTensor, ScoreShape
 from llmsys.config.python_blocks import PythonAttentionConfig
@@ -76,7 +78,7 @@ def iter_recomputed_matrices(
         return
     for row in rows:
         inside = row.layers and "block" in row.name
-        if inside and row.input is not None and not _is_last_in_block(model, row.name):
+        if inside and row.input is not None and not _is_last_in_block(model, row):
             yield row
 
 
@@ -97,11 +99,14 @@ def get_recomputed_attention(model: ModelConfig, recompute: Recompute) -> Attent
     return "self" if scores.has_sinks else "distances"
 
 
-def _is_last_in_block(model: ModelConfig, name: str) -> bool:
+def _is_last_in_block(model: ModelConfig, row: ParameterTensor) -> bool:
     """Return whether a matrix makes the last matmul of its block, which is added to the stream
     as it is.
     """
-    residual = model.residual
+    # A prediction module has a block like the last one.
+    is_further = row.component == "multi_token_prediction"
+    layer = model.num_hidden_layers - 1 if is_further else row.layers[0]
+    residual = model.get_residual(layer)
     if (
         residual.normalizes_output
         or residual.normalizes_sum
@@ -109,6 +114,10 @@ def _is_last_in_block(model: ModelConfig, name: str) -> bool:
         or model.dropout.residual
     ):
         return False
+    name = row.name
+    if not model.has_feed_forward(layer):
+        is_hybrid = model.is_linear_layer(layer) and model.has_attention(layer)
+        return name.endswith(".linear_attention.o_proj.weight" if is_hybrid else ".o_proj.weight")
     crossed = model.family == "encoder_decoder" and not name.startswith("encoder.")
     if crossed and residual.is_parallel:
         return name.endswith(".cross_attention.o_proj.weight")
@@ -373,15 +382,17 @@ def count_plain_flops(model: ModelConfig, length: int) -> int:
     Returns:
         Operations of one sequence, forward, over all layers; 0 without such layers.
     """
-    mixers = (model.get_mixer(layer) for layer in _iter_attention_layers(model))
+    layers = _iter_attention_layers(model)
+    mixers = (mixer for layer in layers for mixer in model.list_mixers(layer))
     return sum(2 * mixer.count_plain_products(model, length) for mixer in mixers)
 
 
 def _count_backward_products(model: ModelConfig, one: _PackedSequence) -> int:
     """Multiplications of a row in the backward pass alone, over all layers."""
     return sum(
-        model.get_mixer(layer).count_backward_products(model, one.length, one.list_documents())
+        mixer.count_backward_products(model, one.length, one.list_documents())
         for layer in _iter_attention_layers(model)
+        for mixer in model.list_mixers(layer)
     )
 
 
@@ -390,23 +401,35 @@ def _iter_self_attention_flops(model: ModelConfig, one: _PackedSequence) -> Iter
     scores of distances.
     """
     yield from _iter_distance_flops(model, one)
+    for layer in _iter_attention_layers(model):
+        yield 2 * sum(
+            _count_mixer_products(model, mixer, layer, one) for mixer in model.list_mixers(layer)
+        )
+
+
+def _count_mixer_products(
+    model: ModelConfig,
+    mixer: AttentionConfig | LinearAttentionConfig,
+    layer: int,
+    one: _PackedSequence,
+) -> int:
+    documents = one.list_documents()
+    products: int | None
+    if isinstance(mixer, PythonAttentionConfig):
+        products = count_measured_products(mixer, model, layer, one.length, documents)
+    else:
+        products = mixer.count_products(model, layer, one.length, documents)
+    if products is not None:
+        return products
     scores = _build_score_shape(model)
     width = scores.heads * (scores.key_channels + scores.value_channels)
-    for layer in _iter_attention_layers(model):
-        documents = one.list_documents()
-        products: int | None
-        mixer = model.get_mixer(layer)
-        if isinstance(mixer, PythonAttentionConfig):
-            products = count_measured_products(mixer, model, layer, one.length, documents)
-        else:
-            products = mixer.count_products(model, layer, one.length, documents)
-        yield 2 * (width * _count_pairs(model, layer, one) if products is None else products)
+    return width * _count_pairs(model, layer, one)
 
 
 def _iter_distance_flops(model: ModelConfig, one: _PackedSequence) -> Iterator[int]:
     # 0 where positions have no matmul.
     for layer in _iter_attention_layers(model):
-        if model.is_linear_layer(layer):
+        if not model.has_attention(layer):
             yield 0
             continue
         row = model.attention.fold_row(one.length)

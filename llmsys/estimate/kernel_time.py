@@ -224,7 +224,10 @@ def _estimate_elementwise_seconds(bench: KernelContext, layers: int) -> float:
         inner = len(moe.expert.projections) * moe.moe_intermediate_size
         routed = moe.visits_per_token * inner + 3 * moe.shared_expert_size
     moe_layers = model.num_moe_layers
-    total = layers * values + (layers - moe_layers) * dense + moe_layers * routed
+    without = model.num_hidden_layers - moe_layers - model.num_dense_layers
+    # Half of the sums and norms of a layer are those of one branch.
+    whole = layers - (2 * model.num_hidden_layers - model.num_branches) / 2
+    total = whole * values + (layers - moe_layers - without) * dense + moe_layers * routed
     seconds = bench.estimate_memory_seconds(
         tokens * total * bench.shape.value_bytes * bench.software.traffic
     )

@@ -15,7 +15,6 @@ Invariants:
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
 
 from pydantic import Field
 
@@ -106,11 +105,12 @@ def _iter_stack_tensors(model: ModelConfig) -> Rows:
         yield from model.rnn.iter_parameters(model)
         return
     steps = model.num_hidden_layers // model.num_blocks
-    kinds: dict[tuple[bool, bool, bool], list[int]] = {}
+    kinds: dict[tuple[bool, ...], list[int]] = {}
     for layer in range(model.num_blocks):
+        experts, linear = model.is_moe_layer(layer), model.is_linear_layer(layer)
         has_table = layer in model.embedding.value_layers
-        kind = (model.is_moe_layer(layer), model.is_linear_layer(layer), has_table)
-        kinds.setdefault(kind, []).append(layer)
+        rest = (has_table, model.has_attention(layer), model.has_feed_forward(layer))
+        kinds.setdefault((experts, linear, *rest), []).append(layer)
     for _, layers in sorted(kinds.items()):
         yield from (
             replace(row, steps=steps * row.steps)
@@ -127,33 +127,44 @@ def _iter_stack_tensors(model: ModelConfig) -> Rows:
 
 
 def _iter_block_tensors(model: ModelConfig, name: str, layers: tuple[int, ...]) -> Rows:
-    """Yield the rows of blocks, which are all dense or all have experts, and all have attention or
-    all linear attention; `name` is the prefix of their parameters.
+    """Yield the rows of blocks with the same sub-layers; `name` is the prefix of their
+    parameters.
 
     Blocks that differ in windows or rotation only have the same tensors, so a few rows describe a
     stack.
     """
-    mixer = _iter_attention_tensors(model)
-    if model.linear_attention is not None and model.is_linear_layer(layers[0]):
-        mixer = model.linear_attention.iter_parameters(model)
-    if layers[0] in model.embedding.value_layers:
-        mixer = chain(mixer, model.embedding.iter_value_parameters(model))
-    rows = [*_iter_branch_tensors(model, "attention", mixer)]
+    first = layers[0]
+    rows: list[ParameterTensor] = []
+    if model.list_mixers(first):
+        rows += _iter_branch_tensors(model, "attention", first, _iter_mixer_tensors(model, first))
     if model.family == "encoder_decoder":
         cross = model.attention.cross_attention.iter_projection_parameters(
             model, "cross_attention", keys_input="source"
         )
-        rows += _iter_branch_tensors(model, "cross_attention", cross)
-    rows += _iter_branch_tensors(
-        model, "feed_forward", _iter_feed_forward_tensors(model, layers[0])
-    )
+        rows += _iter_branch_tensors(model, "cross_attention", first, cross)
+    if model.has_feed_forward(first):
+        rows += _iter_branch_tensors(
+            model, "feed_forward", first, _iter_feed_forward_tensors(model, first)
+        )
     for row in rows:
         yield replace(row, name=f"{name}.{row.name}", layers=layers)
 
 
-def _iter_branch_tensors(model: ModelConfig, name: str, rows: Rows) -> Rows:
+def _iter_mixer_tensors(model: ModelConfig, layer: int) -> Rows:
+    has_attention = model.has_attention(layer)
+    if has_attention:
+        yield from _iter_attention_tensors(model)
+    if layer in model.embedding.value_layers:
+        yield from model.embedding.iter_value_parameters(model)
+    if model.linear_attention is not None and model.is_linear_layer(layer):
+        prefix = "linear_" if has_attention else ""
+        for row in model.linear_attention.iter_parameters(model):
+            yield replace(row, name=f"{prefix}{row.name}")
+
+
+def _iter_branch_tensors(model: ModelConfig, name: str, layer: int, rows: Rows) -> Rows:
     """Yield one branch of the residual stream with the norms around it."""
-    residual = model.residual
+    residual = model.get_residual(layer)
     is_shared = residual.shares_input_norm and name == "feed_forward"
     if (residual.normalizes_input or residual.normalizes_sum) and not is_shared:
         yield from model.norm.iter_parameters(f"{name}_norm", model.hidden_size)
@@ -254,9 +265,11 @@ class ParameterCounts(ComponentCounts):
 
     `non_embedding` is the total without token embeddings, tables and vectors of positions and token
     types, the head's own matrix and the bias on the logits. `per_layer` has the keys encoder,
-    dense, moe, dense_linear, moe_linear (those of linear attention), dense_values, moe_values
-    (those with value embeddings) and multi_token_prediction as far as such layers exist; dense and
-    moe are the decoder's in an encoder-decoder.
+    dense, moe, dense_linear, moe_linear (those of linear attention), dense_hybrid, moe_hybrid (of
+    both), dense_values, moe_values (those with value embeddings) and multi_token_prediction as far
+    as such layers exist; dense and moe are the decoder's in an encoder-decoder. Layers with one
+    sub-layer are attention, linear_attention, hybrid_attention, dense_feed_forward and
+    moe_feed_forward.
     """
 
     per_layer: dict[str, int] = Field(description="Parameters of one layer by its kind.")
@@ -329,10 +342,17 @@ def get_layer_kind(model: ModelConfig, row: ParameterTensor) -> str:
         return "encoder"
     if row.component == "multi_token_prediction":
         return row.component
-    kind = "moe" if model.is_moe_layer(row.layers[0]) else "dense"
-    if row.layers[0] in model.embedding.value_layers:
+    layer = row.layers[0]
+    kind = "moe" if model.is_moe_layer(layer) else "dense"
+    if layer in model.embedding.value_layers:
         return f"{kind}_values"
-    return f"{kind}_linear" if model.is_linear_layer(row.layers[0]) else kind
+    if not model.list_mixers(layer):
+        return f"{kind}_feed_forward"
+    mixer = "linear" if model.is_linear_layer(layer) else ""
+    mixer = "hybrid" if mixer and model.has_attention(layer) else mixer
+    if not model.has_feed_forward(layer):
+        return f"{mixer}_attention" if mixer else "attention"
+    return f"{kind}_{mixer}" if mixer else kind
 
 
 def _apply_textbook_rules(model: ModelConfig, non_embedding: int) -> tuple[TextbookRule, ...]:

@@ -214,15 +214,17 @@ class LayerCosts:
 
     def _count_scores(self, layer: int) -> int:
         model, causal = self._model, self._model.family != "encoder"
+        total, length = 0, self._length
         if model.linear_attention is not None and model.is_linear_layer(layer):
-            linear, length = model.linear_attention, self._length
-            return linear.count_products(model, layer, length, None) + linear.count_solve_products(
-                length
-            )
+            linear = model.linear_attention
+            total += linear.count_products(model, layer, length, None)
+            total += linear.count_solve_products(length)
+        if not model.has_attention(layer):
+            return total
         scores = model.attention.build_score_shape(model, 0, is_causal=causal)
-        pairs = count_visible_pairs(self._length, model.get_attention_window(layer), causal=causal)
+        pairs = count_visible_pairs(length, model.get_attention_window(layer), causal=causal)
         kernel = scores.heads * (scores.key_channels + scores.value_channels) * pairs
-        return kernel + model.attention.count_plain_products(model, self._length)
+        return total + kernel + model.attention.count_plain_products(model, length)
 
 
 def _is_of_layer(row: ParameterTensor, layer: int) -> bool:

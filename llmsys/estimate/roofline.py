@@ -8,7 +8,9 @@ best rate of their kind, bytes at that of the memory, and one launch.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from llmsys.config.linear_attention import LinearAttentionConfig
 from llmsys.config.linear_mixer import BaseLinearAttentionConfig
+from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.python_blocks import PythonAttentionConfig
@@ -43,7 +45,8 @@ class LayerKernel:
 def list_layer_kernels(
     model: ModelConfig, device: DeviceProfile, sequences: int, length: int, tensor: int = 1
 ) -> list[LayerKernel]:
-    """List the kernels of the last block: matrices, attention, norms and the activation.
+    """List the kernels of the last block: matrices, attention, norms and the activation. Of blocks
+    with one sub-layer those of the last attention and of the last feed-forward.
 
     Args:
         model: architecture.
@@ -59,7 +62,11 @@ def list_layer_kernels(
         return []
     tokens = sequences * length
     found = list(_iter_matrix_kernels(model, device, tokens, tensor))
-    found.append(_build_attention_kernel(model, device, sequences, length, tensor))
+    last, _ = _list_last_branches(model)
+    found += (
+        _build_attention_kernel(model, mixer, last, device, sequences, length, tensor)
+        for mixer in model.list_mixers(last)
+    )
     width = model.intermediate_size or (
         model.moe.moe_intermediate_size if model.moe is not None else 0
     )
@@ -79,8 +86,9 @@ def list_layer_kernels(
 def _iter_matrix_kernels(
     model: ModelConfig, device: DeviceProfile, tokens: int, tensor: int
 ) -> Iterator[LayerKernel]:
-    last = model.num_blocks - 1
+    mixing, feeding = _list_last_branches(model)
     for row in list_model_tensors(model):
+        last = feeding if ".feed_forward" in row.name else mixing
         is_block = row.name.startswith("blocks.") and last in row.layers
         if not is_block or row.input is None or len(row.shape) < 2:
             continue
@@ -104,11 +112,24 @@ def _count_rows(
     return model.moe.num_experts, tokens * model.moe.visits_per_token
 
 
+def _list_last_branches(model: ModelConfig) -> tuple[int, int]:
+    """Return the last blocks with attention and with a feed-forward."""
+    blocks = range(model.num_blocks)
+    return (
+        max(one for one in blocks if model.list_mixers(one)),
+        max((one for one in blocks if model.has_feed_forward(one)), default=0),
+    )
+
+
 def _build_attention_kernel(
-    model: ModelConfig, device: DeviceProfile, sequences: int, length: int, tensor: int
+    model: ModelConfig,
+    mixer: AttentionConfig | LinearAttentionConfig,
+    last: int,
+    device: DeviceProfile,
+    sequences: int,
+    length: int,
+    tensor: int,
 ) -> LayerKernel:
-    last = model.num_hidden_layers - 1
-    mixer = model.get_mixer(last)
     scores = mixer.build_score_shape(model, length, is_causal=model.family != "encoder")
     window = model.get_attention_window(last)
     pairs = sequences * count_visible_pairs(length, window, causal=scores.is_causal)

@@ -113,15 +113,24 @@ def iter_attention_tensors(
             "attention projection", model, shape, is_saved=is_output_saved
         )
         return
-    if model.linear_attention is not None and model.is_linear_layer(layer):
-        linear = model.linear_attention
+    linear = model.linear_attention if model.is_linear_layer(layer) else None
+    if model.has_attention(layer):
+        # Of a hybrid layer the sum of both is saved.
+        is_saved = is_output_saved and linear is None
+        yield from _iter_pair_tensors(model, layer, shape, is_output_saved=is_saved)
+    if linear is not None:
         scores = linear.build_score_shape(model, shape.length, is_causal=True)
         options = dict.fromkeys(("is_rotated", "are_queries_saved", "are_keys_saved"), False)
         yield from linear.iter_saved_tensors(model, scores, shape, **options)
         yield from iter_output_projection(
             "attention projection", model, shape, is_saved=is_output_saved
         )
-        return
+
+
+def _iter_pair_tensors(
+    model: ModelConfig, layer: int, shape: ActivationShape, *, is_output_saved: bool
+) -> Iterator[SavedTensor]:
+    """Yield the tensors of full or sliding attention."""
     # Both streams of XLNet see the keys of the first.
     keys = shape.source if model.head.kind == "permutation" else shape.length
     scores = model.attention.build_score_shape(model, keys, is_causal=model.family != "encoder")
@@ -335,9 +344,9 @@ def list_saved_block_tensors(
     The block's input belongs to its first branch, its output to the next block.
     """
     names = [
-        "attention",
+        *(["attention"] if model.list_mixers(layer) else []),
         *(["cross_attention"] if model.family == "encoder_decoder" else []),
-        "feed_forward",
+        *(["feed_forward"] if model.has_feed_forward(layer) else []),
     ]
     branches = [
         list(_iter_branch_tensors(model, layer, name, shape, is_first=not index))
@@ -359,7 +368,7 @@ def list_saved_block_tensors(
 def _iter_branch_tensors(
     model: ModelConfig, layer: int, name: str, shape: ActivationShape, *, is_first: bool
 ) -> Iterator[SavedTensor]:
-    residual, stream = model.residual, shape.compute_residual_bytes(model.hidden_size)
+    residual, stream = model.get_residual(layer), shape.compute_residual_bytes(model.hidden_size)
     if is_first:
         yield SavedTensor("block input", stream, "input")
     # a sum that a norm or the matmuls save

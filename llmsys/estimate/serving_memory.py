@@ -110,7 +110,8 @@ def count_cached_values(
         per_position = model.attention.kv_lora_rank + model.attention.qk_rope_head_dim
     else:
         per_position = 2 * -(-model.num_key_value_heads // gpus) * model.head_dim
-    windows = [model.get_attention_window(layer) for layer in range(model.num_hidden_layers)]
+    layers = [one for one in range(model.num_hidden_layers) if model.has_attention(one)]
+    windows = [model.get_attention_window(layer) for layer in layers]
     own = sum(tokens if window is None else min(window, tokens) for window in windows)
     crossed = model.num_hidden_layers * config.prompt if model.family == "encoder_decoder" else 0
     return per_position * (own + crossed)

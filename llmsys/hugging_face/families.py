@@ -68,6 +68,12 @@ from llmsys.hugging_face.expert_fields import (
     write_layers_between,
     write_sparse_layers,
 )
+from llmsys.hugging_face.falcon_h1_fields import (
+    read_falcon_h1_mixer,
+    read_projection_factors,
+    write_falcon_h1_mixer,
+    write_projection_factors,
+)
 from llmsys.hugging_face.granite_fields import (
     read_granite_feed_forward,
     read_granite_layers,
@@ -105,8 +111,18 @@ from llmsys.hugging_face.layer_windows import (
 from llmsys.hugging_face.linear_layers import (
     read_linear_layers,
     read_mamba_layers,
+    read_olmo_layers,
+    read_optional_theta,
     write_linear_layers,
     write_mamba_layers,
+    write_olmo_layers,
+    write_optional_theta,
+)
+from llmsys.hugging_face.nemotron_fields import (
+    read_nemotron_layers,
+    read_step_limits,
+    write_nemotron_layers,
+    write_step_limits,
 )
 from llmsys.hugging_face.shared_fields import (
     Values,
@@ -186,9 +202,15 @@ SPECIALS = {
     "windows_from": Special(read_windows_from, write_windows_from),
     "windows_with_rope": Special(read_windows_with_rope, write_windows_with_rope),
     "linear_layers": Special(read_linear_layers, write_linear_layers),
+    "olmo_layers": Special(read_olmo_layers, write_olmo_layers),
+    "optional_theta": Special(read_optional_theta, write_optional_theta),
     "kimi_layers": Special(read_kimi_layers, write_kimi_layers),
     "kimi_experts": Special(read_kimi_experts, write_kimi_experts),
     "mamba_layers": Special(read_mamba_layers, write_mamba_layers),
+    "nemotron_layers": Special(read_nemotron_layers, write_nemotron_layers),
+    "step_limits": Special(read_step_limits, write_step_limits),
+    "falcon_h1_mixer": Special(read_falcon_h1_mixer, write_falcon_h1_mixer),
+    "projection_factors": Special(read_projection_factors, write_projection_factors),
     "granite_layers": Special(read_granite_layers, write_granite_layers),
     "granite_feed_forward": Special(read_granite_feed_forward, write_granite_feed_forward),
     "multipliers": Special(read_multipliers, write_multipliers),

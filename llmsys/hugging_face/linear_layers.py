@@ -7,7 +7,13 @@ of a config.json.
 import math
 
 from llmsys.hugging_face.config_json import ConfigJsonReader
-from llmsys.hugging_face.shared_fields import Values, find_shortest_period, write_layer_types
+from llmsys.hugging_face.shared_fields import (
+    Values,
+    find_shortest_period,
+    read_rope,
+    write_layer_types,
+    write_rope,
+)
 
 KINDS = ("linear_attention", "full_attention")
 
@@ -38,6 +44,56 @@ def read_linear_layers(fields: ConfigJsonReader, values: Values) -> None:
 def write_linear_layers(model: Values, keys: Values) -> None:
     """Write the type of each layer."""
     keys["layer_types"] = write_layer_types(model)
+
+
+def read_olmo_layers(fields: ConfigJsonReader, values: Values) -> None:
+    """Read which layers have linear attention, and its heads: as many as those of attention, with
+    three quarters of their channels in keys and twice as many in values (OLMo Hybrid).
+    """
+    layers, heads = values["num_hidden_layers"], values["num_attention_heads"]
+    if not fields.has_value("layer_types") and layers < 4:
+        fields.defaults = fields.defaults | {"layer_types": [KINDS[0]] * (layers - 1) + [KINDS[1]]}
+    read_linear_layers(fields, values)
+    if values["linear_attention"] is None or "full_attention" not in values["layer_types"]:
+        fields.add_violation(
+            "layer_types", "layers of both types are needed: linear_attention and full_attention."
+        )
+        return
+    keys = fields.read_optional_int("linear_num_key_heads") or heads
+    width = fields.read_optional_int("linear_key_head_dim")
+    width = width or int(0.75 * values["hidden_size"] / max(1, keys))
+    values["linear_attention"] |= {
+        "num_key_heads": keys,
+        "num_value_heads": fields.read_optional_int("linear_num_value_heads") or heads,
+        "key_head_dim": width,
+        "value_head_dim": fields.read_optional_int("linear_value_head_dim") or 2 * width,
+    }
+
+
+def write_olmo_layers(model: Values, keys: Values) -> None:
+    """Write the keys of `read_olmo_layers`."""
+    write_linear_layers(model, keys)
+    linear = model["linear_attention"]
+    for one in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"):
+        keys[f"linear_{one}"] = linear[one]
+
+
+def read_optional_theta(fields: ConfigJsonReader, values: Values) -> None:
+    """Read RoPE; null as its base, or as all of it, turns positions off."""
+    given = fields.values.get("rope_parameters", {})
+    if given is None or (isinstance(given, dict) and given.get("rope_theta", 0) is None):
+        fields.ignore_keys("rope_parameters", "rope_theta", "rope_scaling")
+        values["position"] = {"kind": "none"}
+    else:
+        values["position"] = read_rope(fields)
+
+
+def write_optional_theta(model: Values, keys: Values) -> None:
+    """Write the keys of `read_optional_theta`."""
+    position = model["position"]
+    # The class fills in a base where the mapping is null.
+    none = {"rope_theta": None, "rope_type": "default"}
+    keys["rope_parameters"] = none if position["kind"] == "none" else write_rope(position)
 
 
 def read_mamba_layers(fields: ConfigJsonReader, values: Values) -> None:

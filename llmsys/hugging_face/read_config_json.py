@@ -20,8 +20,8 @@ from llmsys.hugging_face.families import FAMILIES
 COUNTED_TYPES = frozenset(
     (
         "apertus", "cohere", "esm", "gemma4_text", "hunyuan_v1_dense",
-        "hunyuan_v1_moe", "jamba", "lfm2", "llama4_text", "mamba", "mamba2", "ministral3",
-        "modernbert", "mt5", "nemotron_h", "phi3",
+        "hunyuan_v1_moe", "jamba", "lfm2", "llama4_text", "mamba", "ministral3",
+        "modernbert", "mt5", "phi3",
     )
 )  # fmt: skip
 # The limit of model.num_hidden_layers.

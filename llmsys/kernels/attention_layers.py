@@ -8,9 +8,10 @@ from typing import assert_never
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
 from llmsys.config.attention_device import AttentionDevice, AttentionDtype
+from llmsys.config.layer_types import LayerType
 from llmsys.config.long_attention import LinformerAttentionConfig, LongformerAttentionConfig
 from llmsys.config.lsh_attention import LshAttentionConfig
-from llmsys.config.model import LayerType, ModelConfig
+from llmsys.config.model import ModelConfig
 from llmsys.config.parametrization import MupConfig, StandardParametrizationConfig, UnitScaledConfig
 from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.config.python_blocks import PythonAttentionConfig
@@ -198,8 +199,8 @@ def _iter_self_groups(
         return
     layers: dict[LayerType, list[int]] = {}
     for layer in range(model.num_hidden_layers):
-        if model.is_linear_layer(layer):
-            continue  # it has products and a solve, and no kernel to choose
+        if not model.has_attention(layer):
+            continue  # products and solves of linear attention have no kernel to choose
         layers.setdefault(model.get_layer_type(layer), []).append(layer)
     for layer_type, members in layers.items():
         traits = describe_self_attention(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmsys.config.linear_mixer import BaseLinearAttentionConfig
+from llmsys.config.linear_attention import BaseDeltaConfig
 from llmsys.config.model import ModelConfig
 from llmsys.model.gated_delta_rule import normalize_heads
 from llmsys.model.linear_mixer import LinearMixer
@@ -77,7 +77,7 @@ class BaseDeltaNet(LinearMixer):
     def __init__(
         self,
         config: ModelConfig,
-        attention: BaseLinearAttentionConfig,
+        attention: BaseDeltaConfig,
         layer: int,
         rule: DeltaRule,
         activation: Callable[[Tensor], Tensor],
@@ -93,7 +93,9 @@ class BaseDeltaNet(LinearMixer):
         """
         super().__init__(config, attention, layer)
         self.rule = rule
-        self.o_norm = GatedRmsNorm(attention.value_head_dim, config.norm.eps, activation)
+        self.max_share = 2.0 if attention.allow_neg_eigval else 1.0
+        eps = config.norm.eps if attention.norm_eps is None else attention.norm_eps
+        self.o_norm = GatedRmsNorm(attention.value_head_dim, eps, activation)
 
     @abstractmethod
     def compute_log_decays(self, decays: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
@@ -133,13 +135,15 @@ class BaseDeltaNet(LinearMixer):
         groups = q.shape[-1] // sizes.key_head_dim
         q, k = (normalize_heads(x.unflatten(-1, (groups, -1))) for x in (q, k))
         # A few new positions are a chunk of their own.
+        shares = b.to(v.dtype).sigmoid()
+        shares = shares if self.max_share == 1.0 else self.max_share * shares
         few = self.fit_chunk_length(new) if keeps_state else sizes.chunk_length
         y_BTGSV, state = self.rule(
             q,
             k,
             v.unflatten(-1, (groups, -1, sizes.value_head_dim)),
             self.compute_log_decays(decays, groups, v.dtype),
-            b.to(v.dtype).sigmoid().unflatten(-1, (groups, -1)),
+            shares.unflatten(-1, (groups, -1)),
             chunk_length=min(sizes.chunk_length, few),
             segments_BT=None if segments_BL is None else segments_BL[:, -new:],
             start=start,

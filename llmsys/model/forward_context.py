@@ -9,7 +9,8 @@ from typing import Any, TypeVar, assert_never
 import torch
 from torch import Tensor
 
-from llmsys.config.model import LayerType, ModelConfig
+from llmsys.config.layer_types import LayerType
+from llmsys.config.model import ModelConfig
 from llmsys.config.position import (
     AlibiConfig,
     LearnedPositionConfig,

@@ -31,7 +31,7 @@ from llmsys.config.python_blocks import PythonAttentionConfig, PythonFeedForward
 from llmsys.errors import ConfigError
 from llmsys.model.deepnorm import compute_deepnorm_constants
 from llmsys.model.indexed_normal import draw_normal
-from llmsys.model.parametrization import compute_std, count_init_layers
+from llmsys.model.parametrization import compute_std, count_init_branches
 from llmsys.model.python_block import build_block_shape
 from llmsys.model.python_block_check import get_python_block
 from llmsys.model.transformer import Transformer
@@ -213,9 +213,10 @@ def _compute_standard_std(
 ) -> float:
     """Return the standard deviation under the standard parametrization.
 
-    normal: `initializer_range`, divided by sqrt(2 · num_hidden_layers) for projections into the
-    residual stream of a pre-norm block (Radford 2019, GPT-2, section 2.3). xavier: sqrt(2 / (fan in
-    + fan out)) for matrices (Glorot 2010). DeepNorm multiplies by its beta.
+    normal: `initializer_range`, divided by the root of the number of branches, two a layer, for
+    projections into the residual stream of a pre-norm block (Radford 2019, GPT-2, section 2.3).
+    xavier: sqrt(2 / (fan in + fan out)) for matrices (Glorot 2010). DeepNorm multiplies by its
+    beta.
     """
     layer, _, kind = name.rpartition(".")
     owner = layer if kind == "weight" else name
@@ -256,7 +257,7 @@ def _compute_standard_std(
             # Experts in latents add to the stream by fc2_latent_proj.
             if config.moe is not None and config.moe.latent_size is not None:
                 depth_scaled = depth_scaled and ".experts." not in owner
-            return std / math.sqrt(2 * count_init_layers(config)) if depth_scaled else std
+            return std / math.sqrt(count_init_branches(config)) if depth_scaled else std
         case unreachable:
             assert_never(unreachable)
 

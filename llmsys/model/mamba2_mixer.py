@@ -17,17 +17,19 @@ from llmsys.model.state_space_dual import apply_state_space_dual
 
 
 class GatedGroupNorm(nn.Module):
-    """RMSNorm over the value heads of each key head, which are gated by silu before."""
+    """RMSNorm over the value heads of each key head, which are gated by silu before or after."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, *, is_gated_first: bool) -> None:
         """Build the weight, which begins at 1.
 
         Args:
             width: Channels of all value heads.
             eps: Added to the mean of squares.
+            is_gated_first: Normalize gated outputs instead of gating normed ones.
         """
         super().__init__()
         self.eps = eps
+        self.is_gated_first = is_gated_first
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x_BTGW: Tensor, gate_BTGW: Tensor, weight_GW: Tensor) -> Tensor:
@@ -41,9 +43,10 @@ class GatedGroupNorm(nn.Module):
         Returns:
             Same shape, in the dtype of the gate.
         """
-        gated = x_BTGW * F.silu(gate_BTGW.to(x_BTGW.dtype))
-        normed = F.rms_norm(gated, gated.shape[-1:], None, self.eps)
-        return (normed * weight_GW.to(normed.dtype)).to(gate_BTGW.dtype)
+        gated = F.silu(gate_BTGW.to(x_BTGW.dtype))
+        inner = x_BTGW * gated if self.is_gated_first else x_BTGW
+        normed = F.rms_norm(inner, inner.shape[-1:], None, self.eps) * weight_GW.to(inner.dtype)
+        return (normed if self.is_gated_first else normed * gated).to(gate_BTGW.dtype)
 
 
 class Mamba2Mixer(LinearMixer):
@@ -58,10 +61,15 @@ class Mamba2Mixer(LinearMixer):
             layer: Index of the layer, from 0; the key of its states in a cache.
         """
         super().__init__(config, attention, layer)
+        self.min_step = attention.min_step
         self.D = nn.Parameter(torch.ones(attention.num_value_heads))
         channels = attention.conv_channels
         self.conv_bias = nn.Parameter(torch.zeros(channels)) if attention.conv_bias else None
-        self.o_norm = GatedGroupNorm(attention.value_channels, config.norm.eps)
+        self.o_norm: GatedGroupNorm | None = None
+        if attention.output_norm != "none":
+            is_first = attention.output_norm == "after_gate"
+            width = attention.value_channels
+            self.o_norm = GatedGroupNorm(width, config.norm.eps, is_gated_first=is_first)
 
     def run_rule(
         self,
@@ -83,6 +91,8 @@ class Mamba2Mixer(LinearMixer):
             self.select_heads(x).to(dtype) for x in (self.A_log, self.dt_bias, self.D)
         )
         steps_BTH = F.softplus(a.to(dtype) + offsets_H)
+        if self.min_step:
+            steps_BTH = steps_BTH.clamp(min=self.min_step)
         v_BTHV: Tensor = v.unflatten(-1, (-1, sizes.value_head_dim))
         y_BTGSV, state = apply_state_space_dual(
             q.unflatten(-1, (groups, -1)),
@@ -96,6 +106,9 @@ class Mamba2Mixer(LinearMixer):
             keeps_state=keeps_state,
         )
         y_BTHV = y_BTGSV.flatten(2, 3) + shares_H[:, None] * v_BTHV
+        if self.o_norm is None:
+            gated_BTH: Tensor = y_BTHV.flatten(2) * F.silu(gate.to(dtype))
+            return gated_BTH.to(gate.dtype), state
         weight_HV: Tensor = self.o_norm.weight.unflatten(0, (-1, sizes.value_head_dim))
         normed = self.o_norm(
             y_BTHV.flatten(2).unflatten(-1, (groups, -1)),

@@ -11,7 +11,8 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from llmsys.config.model import LayerType, ModelConfig
+from llmsys.config.layer_types import LayerType
+from llmsys.config.model import ModelConfig
 from llmsys.config.position import (
     AlibiConfig,
     LearnedPositionConfig,
@@ -97,7 +98,7 @@ class MaskBuilder:
         self.windows = {
             config.get_layer_type(i): config.get_attention_window(i)
             for i in range(config.num_hidden_layers)
-            if not config.is_linear_layer(i)
+            if config.has_attention(i)
         }
 
     def build_self_masks(self, inputs: MaskInputs) -> Mapping[LayerType, LayerMask]:

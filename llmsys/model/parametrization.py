@@ -174,13 +174,13 @@ def _compute_unit_rate(config: ModelConfig, name: str) -> float:
     return 1.0 if name == "head.weight" else depth * config.hidden_size**-0.5
 
 
-def count_init_layers(config: ModelConfig) -> int:
-    """Return the layers whose number divides the initial values of branch outputs (GPT-2): those
-    of the base model.
+def count_init_branches(config: ModelConfig) -> int:
+    """Return the branches of the residual stream whose number divides the initial values of their
+    outputs (GPT-2): those of the base model.
     """
     mup = config.parametrization
     return (
-        mup.base_num_hidden_layers if isinstance(mup, CompletePConfig) else config.num_hidden_layers
+        2 * mup.base_num_hidden_layers if isinstance(mup, CompletePConfig) else config.num_branches
     )
 
 

@@ -15,7 +15,8 @@ from typing import NamedTuple, assert_never
 import torch
 from torch import Tensor
 
-from llmsys.config.model import LayerType, ModelConfig
+from llmsys.config.layer_types import LayerType
+from llmsys.config.model import ModelConfig
 from llmsys.config.position import (
     LinearRopeScalingConfig,
     Llama3RopeScalingConfig,
@@ -346,7 +347,7 @@ class RotaryBuilder:
             {
                 config.get_layer_type(layer)
                 for layer in range(config.num_hidden_layers)
-                if not config.is_linear_layer(layer)
+                if config.has_attention(layer)
             }
         )
         self.is_length_dependent = is_length_dependent(position.scaling)

@@ -1,5 +1,5 @@
 """One layer of the Transformer: self-attention, cross-attention in an encoder-decoder, and a
-feed-forward.
+feed-forward, as far as the layer has them.
 
 Each is a branch around the residual stream; `model.residual` places the norms.
 """
@@ -13,8 +13,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
-from llmsys.config.linear_attention import GatedDeltaConfig, KimiDeltaConfig, Mamba2Config
-from llmsys.config.long_attention import LinformerAttentionConfig, LongformerAttentionConfig
+from llmsys.config.linear_attention import (
+    GatedDeltaConfig,
+    KimiDeltaConfig,
+    LinearAttentionConfig,
+    Mamba2Config,
+)
+from llmsys.config.long_attention import (
+    AttentionConfig,
+    LinformerAttentionConfig,
+    LongformerAttentionConfig,
+)
 from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.norm import (
@@ -35,11 +44,13 @@ from llmsys.model.forward_context import ForwardContext
 from llmsys.model.gated_delta_net import GatedDeltaNet
 from llmsys.model.kimi_delta_net import KimiDeltaNet
 from llmsys.model.latent_attention import MultiHeadLatentAttention
+from llmsys.model.linear_mixer import LinearMixer
 from llmsys.model.long_attention import LinformerAttention, LongformerAttention
 from llmsys.model.lsh_attention import LshAttention
 from llmsys.model.mamba2_mixer import Mamba2Mixer
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_head_attention import CrossAttention, MultiHeadAttention
+from llmsys.model.multipliers import add_multipliers
 from llmsys.model.normalization import build_norm
 from llmsys.model.parametrization import compute_branch_factor
 from llmsys.model.python_block_check import build_python_block, get_python_block
@@ -69,20 +80,37 @@ class TransformerBlock(nn.Module):
                 DeepNorm.
         """
         super().__init__()
-        self.residual = config.residual
+        self.residual = config.get_residual(layer)
         self.alpha = alpha
         self.dropout = config.dropout.residual
         self.branch_factor = compute_branch_factor(config)
         self.chunk_length = config.feed_forward_chunk
         self.mix = _build_python_mix(config, layer)
-        self._add_norms(config, "attention")
-        self.attention = build_attention(config, layer)
+        self.attention: nn.Module | None = None
+        self.linear_attention: nn.Module | None = None  # beside attention, in a hybrid layer
+        if mixers := config.list_mixers(layer):
+            self._add_norms(config, "attention")
+            self.attention = build_attention(config, mixers[0], layer)
+            if len(mixers) > 1:
+                self.linear_attention = build_attention(config, mixers[1], layer)
         self.cross_attention: CrossAttention | None = None
         if config.family == "encoder_decoder":
             self._add_norms(config, "cross_attention")
             self.cross_attention = CrossAttention(config, layer)
-        self._add_norms(config, "feed_forward")
-        self.feed_forward = _build_feed_forward_or_moe(config, layer)
+        self.feed_forward: nn.Module | None = None
+        if config.has_feed_forward(layer):
+            self._add_norms(config, "feed_forward")
+            self.feed_forward = _build_feed_forward_or_moe(config, layer)
+        add_multipliers(config.multipliers, self._list_parts())
+
+    def _list_parts(self) -> dict[str, nn.Module]:
+        """Return the modules by the names of their sections."""
+        mixers = [one for one in (self.attention, self.linear_attention) if one is not None]
+        parts = {
+            "linear_attention" if isinstance(one, LinearMixer) else "attention": one
+            for one in mixers
+        }
+        return parts if self.feed_forward is None else parts | {"feed_forward": self.feed_forward}
 
     def forward(self, x_BTD: Tensor, context: ForwardContext, branch: str | None = None) -> Tensor:
         """Return the next states.
@@ -113,9 +141,10 @@ class TransformerBlock(nn.Module):
             The stream with the outputs of these branches, (B, T, D).
         """
         cross = self.cross_attention
-        x_BTD = self._run_branch(
-            "attention", x_BTD, lambda inner: self._run_attention(inner, context)
-        )
+        if self.attention is not None:
+            x_BTD = self._run_branch(
+                "attention", x_BTD, lambda inner: self._run_attention(inner, context)
+            )
         if cross is not None:
             x_BTD = self._run_branch("cross_attention", x_BTD, lambda inner: cross(inner, context))
         return x_BTD
@@ -130,6 +159,8 @@ class TransformerBlock(nn.Module):
         Returns:
             The stream with the output of the branch, (B, T, D).
         """
+        if self.feed_forward is None:
+            return x_BTD
         return self._run_branch(
             "feed_forward", x_BTD, lambda inner: self._run_feed_forward(inner, context)
         )
@@ -183,15 +214,19 @@ class TransformerBlock(nn.Module):
         return x_BTD + self._finish_branch(y_BTD)
 
     def _run_attention(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
+        assert self.attention is not None  # the caller has asked
         y_BTD: Tensor = (
             self.attention(x_BTD, context)
             if self.mix is None
             else self.mix(self.attention, x_BTD, context)
         )
+        if self.linear_attention is not None:
+            y_BTD = y_BTD + self.linear_attention(x_BTD, context)
         return y_BTD
 
     def _run_feed_forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         feed = self.feed_forward
+        assert feed is not None  # the caller has asked
         if self.chunk_length is not None and not isinstance(feed, MoELayer):
             return _run_in_chunks(feed, x_BTD, self.chunk_length)
         given = (context.real_BT, context.documents_BT) if isinstance(feed, MoELayer) else ()
@@ -210,7 +245,7 @@ class TransformerBlock(nn.Module):
         return y_BTD if self.branch_factor == 1.0 else y_BTD * self.branch_factor
 
     def _add_norms(self, config: ModelConfig, branch: str) -> None:
-        match config.residual:
+        match self.residual:
             case PreNormConfig() | PostNormConfig() | DeepNormConfig() | ReversibleConfig():
                 names = [f"{branch}_norm"]
             case SandwichNormConfig():
@@ -244,17 +279,20 @@ def _build_python_mix(config: ModelConfig, layer: int) -> Mix | None:
     return partial(block.run_module, model=config, layer=layer)
 
 
-def build_attention(config: ModelConfig, layer: int) -> nn.Module:
+def build_attention(
+    config: ModelConfig, mixer: AttentionConfig | LinearAttentionConfig, layer: int
+) -> nn.Module:
     """Build the self-attention of a block, or its linear attention.
 
     Args:
         config: The model.
+        mixer: Its section.
         layer: Number of the block; its type, window, rotation and dilation depend on it.
 
     Returns:
         A module that maps (B, T, D) and the `ForwardContext` to (B, T, D).
     """
-    match config.get_mixer(layer):
+    match mixer:
         case GatedDeltaConfig() as attention:
             return GatedDeltaNet(config, attention, layer)
         case KimiDeltaConfig() as attention:

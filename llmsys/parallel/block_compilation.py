@@ -81,7 +81,8 @@ def has_equal_bias_gradients(block: TransformerBlock) -> bool:
 
 
 def list_branches(block: TransformerBlock) -> tuple[Piece, Piece]:
-    """Return the methods that compute attention, and the feed-forward or experts.
+    """Return the methods that compute attention, and the feed-forward or experts. Of a branch that
+    a block lacks the method returns the stream.
 
     Args:
         block: A block.

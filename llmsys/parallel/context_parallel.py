@@ -40,8 +40,8 @@ def divide_attention(model: Transformer, sharding: SequenceSharding) -> None:
         model: The model, whose modules are changed.
         sharding: How positions and heads are divided over tensor and context ranks.
     """
-    for block in model.modules():
-        attention = block.attention if isinstance(block, TransformerBlock) else None
+    blocks = [block for block in model.modules() if isinstance(block, TransformerBlock)]
+    for attention in [one for block in blocks for one in (block.attention, block.linear_attention)]:
         if isinstance(attention, LinearMixer):
             attention.exchange = HeadExchange(sharding)
             continue

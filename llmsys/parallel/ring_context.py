@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmsys.config.model import LayerType
+from llmsys.config.layer_types import LayerType
 from llmsys.kernels.attention_kernel import choose_ring_kernel
 from llmsys.kernels.attention_layers import describe_self_attention
 from llmsys.model import attention_device

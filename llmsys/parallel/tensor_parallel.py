@@ -62,6 +62,8 @@ def split_matrices(model: Transformer, mesh: DeviceMesh) -> None:
 def _iter_split_projections(model: Transformer, ranks: int) -> Iterator[tuple[nn.Linear, int]]:
     for module in model.modules():
         if isinstance(module, TransformerBlock):
+            if module.attention is None:
+                continue
             yield from (
                 (linear, BY_OUTPUTS) for linear in list_head_projections(module.attention, ranks)
             )

@@ -21,6 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmsys.config.layer_types import (
+    ATTENTION_TYPES,
+    LINEAR_TYPES,
+    LayerType,
+    has_feed_forward,
+)
 from llmsys.config.model import ModelConfig
 from llmsys.data.shuffle import derive_order_key
 
@@ -196,15 +202,24 @@ def _find_layer_violation(saved: Mapping[str, Any], model: ModelConfig) -> str |
     fit, but not what they mean.
     """
     depth = saved["num_hidden_layers"]
-    types = saved.get("layer_types") or ("full_attention",)
+    types: tuple[LayerType, ...] = saved.get("layer_types") or ("full_attention",)
+    feeds = saved.get("feed_forward_layers") or ()
     for layer in range(model.num_hidden_layers):
         source = layer % depth
-        was_linear = types[source % len(types)] == "linear_attention"
-        if was_linear != model.is_linear_layer(layer):
-            mixers = ("attention", "linear_attention")
+        before = _describe_layer(types[source % len(types)], has_feed_forward(feeds, source))
+        after = _describe_layer(model.get_layer_type(layer), model.has_feed_forward(layer))
+        if before != after:
             return (
-                f"block {layer} has {mixers[not was_linear]}, and block {source}, which it would "
-                f"copy, has {mixers[was_linear]}. Add layers in whole patterns of "
-                "model.layer_types."
+                f"block {layer} has {after}, and block {source}, which it would copy, has "
+                f"{before}. Add layers in whole patterns of model.layer_types."
             )
     return None
+
+
+def _describe_layer(layer_type: LayerType, feeds_forward: bool) -> str:
+    """Return what a layer has, as text that differs where parameters do not fit."""
+    kinds = {"attention": ATTENTION_TYPES, "linear_attention": LINEAR_TYPES}
+    mixers = " and ".join(kind for kind, types in kinds.items() if layer_type in types)
+    if not mixers:
+        return "a feed-forward alone"
+    return mixers if feeds_forward else f"{mixers} alone"

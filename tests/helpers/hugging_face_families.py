@@ -177,6 +177,56 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         },
     ),
+    "falcon_h1": (
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        GROUPED
+        | {
+            "mamba_n_heads": 4,
+            "mamba_d_ssm": 20,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 6,
+            "mamba_rms_norm": True,
+            "mlp_bias": True,
+            "mlp_multipliers": [0.5, 2.0],
+        },
+    ),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        "OlmoHybridForCausalLM",
+        GROUPED
+        | {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 6,
+            "linear_value_head_dim": 5,
+        },
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        GROUPED
+        | {
+            "num_hidden_layers": 5,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"],
+            "head_dim": 10,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 6,
+            "n_groups": 2,
+            "ssm_state_size": 6,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "moe_shared_expert_intermediate_size": 14,
+        },
+    ),
+    "mamba2": (
+        "mamba2",
+        "Mamba2ForCausalLM",
+        {key: SMALL[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers")}
+        | {"num_heads": 4, "head_dim": 12, "n_groups": 2, "state_size": 6, "conv_kernel": 3},
+    ),
     "bamba": (
         "bamba",
         "BambaForCausalLM",

@@ -139,6 +139,13 @@ DECODERS: dict[str, Changes] = {
         **_attention(output_gate=True, qk_norm="head"),
         "position": {"kind": "rope", "fraction": 0.67},
     },
+    "gated delta rule with signs, norms by type": {
+        **LINEAR,
+        **_attention(qk_norm="full"),
+        "linear_attention": LINEAR["linear_attention"]
+        | {"allow_neg_eigval": True, "norm_eps": 1e-4},
+        "residual": {"kind": "output", "linear_layers": "pre"},
+    },
     "gated delta rule and windows, normed sums": {
         **LINEAR,
         "residual": {"kind": "post"},
@@ -158,6 +165,53 @@ DECODERS: dict[str, Changes] = {
         "layer_types": ["linear_attention"],
         "linear_attention": DUAL["linear_attention"] | {"conv_bias": False, "num_key_heads": 1},
         "position": {"kind": "none"},
+    },
+    "attention beside states, multiplied": {
+        **DUAL,
+        "num_hidden_layers": 3,
+        "layer_types": ["hybrid"],
+        "linear_attention": DUAL["linear_attention"] | {"output_norm": "none"},
+        "multipliers": {
+            "attention": {"k_proj": 0.4, "o_proj": 0.9},
+            "linear_attention": {"g_proj": 0.3, "v_proj": 1.2, "a_proj": 0.8, "o_proj": 0.2},
+            "feed_forward": {"gate_proj": 0.9, "down_proj": 0.6},
+        },
+    },
+    "attention beside states, output norms": {
+        **DUAL,
+        "layer_types": ["hybrid", "full_attention"],
+        "linear_attention": DUAL["linear_attention"] | {"output_norm": "before_gate"},
+        "residual": {"kind": "output"},
+    },
+    "one sub-layer a layer": {
+        **DUAL,
+        "layer_types": ["linear_attention", "feed_forward", "full_attention", "feed_forward"],
+        "feed_forward_layers": [False, True],
+        "linear_attention": DUAL["linear_attention"] | {"min_step": 0.01},
+        "feed_forward": {"kind": "squared_relu"},
+        "position": {"kind": "none"},
+    },
+    "one sub-layer a layer, experts": {
+        **DUAL,
+        "layer_types": ["linear_attention", "feed_forward", "full_attention", "feed_forward"],
+        "feed_forward_layers": [False, True],
+        "moe": MOE
+        | {"every": 4, "shared_intermediate_size": 12}
+        | {"expert": {"kind": "squared_relu"}, "balance": {"kind": "bias"}},
+        "feed_forward": {"kind": "squared_relu"},
+    },
+    "states without feed-forwards": {
+        **DUAL,
+        "layer_types": ["linear_attention"],
+        "feed_forward_layers": [False],
+        "position": {"kind": "none"},
+    },
+    "windows without feed-forwards, output norms": {
+        "num_hidden_layers": 4,
+        "feed_forward_layers": [True, False],
+        "residual": {"kind": "output"},
+        "sliding_window": 5,
+        "layer_types": ["full_attention", "sliding_attention"],
     },
     "deepnorm": {**LAYERNORM, "residual": {"kind": "deepnorm", "final_norm": True}},
     "post": {**LAYERNORM, "residual": {"kind": "post"}},

@@ -29,7 +29,11 @@ def build_model_pair(changes: dict[str, Any]) -> tuple[ModelConfig, ModelConfig]
     """The model, and the same with one more block of each kind."""
     base = SHAPE | changes
     period = 2 if "layer_types" in base or "every" in base.get("moe", {}) else 1
-    return build_with_layers(base, 2), build_with_layers(base, 2 + period)
+    period = max(
+        period, *(len(base.get(key, ())) for key in ("layer_types", "feed_forward_layers"))
+    )
+    fewer = max(2, period)
+    return build_with_layers(base, fewer), build_with_layers(base, fewer + period)
 
 
 def build_with_layers(base: dict[str, Any], layers: int) -> ModelConfig:

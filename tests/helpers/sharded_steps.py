@@ -118,6 +118,25 @@ HYBRIDS: dict[str, ModelConfig] = {
     "gated attention": build_tiny_config(attention=GATED),
     "gated delta": build_tiny_config(attention=GATED, num_hidden_layers=3, **LINEAR),
     "mamba2": build_tiny_config(num_hidden_layers=3, **(LINEAR | {"linear_attention": MAMBA2})),
+    "one sub-layer a layer, experts": build_tiny_moe_config(
+        {"every": 4},
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "feed_forward", "full_attention", "feed_forward"],
+        feed_forward_layers=[False, True],
+        linear_attention=MAMBA2 | {"min_step": 0.01},
+    ),
+    "attention alone": build_tiny_config(
+        num_hidden_layers=4,
+        layer_types=["full_attention", "feed_forward"],
+        feed_forward_layers=[False, True],
+        multipliers={"attention": {"k_proj": 0.5}, "feed_forward": {"gate_proj": 0.7}},
+    ),
+    "attention beside states": build_tiny_config(
+        num_hidden_layers=2,
+        layer_types=["hybrid"],
+        linear_attention=MAMBA2 | {"output_norm": "none"},
+        multipliers={"attention": {"o_proj": 0.5}, "linear_attention": {"g_proj": 0.7}},
+    ),
     # Latents without positions in the layers between.
     "kimi delta, experts, latent attention": build_tiny_moe_config(
         DEEPSEEK,

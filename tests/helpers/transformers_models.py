@@ -56,6 +56,32 @@ KIMI = DECODER | {
     "linear_head_dim": 6,
     "layer_types": ["linear_attention", "linear_attention", "full_attention"],
 }
+NO_ROPE = {"rope_theta": None, "rope_type": "default"}
+NEMOTRON = DECODER | {
+    "intermediate_size": 24,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 6,
+    "n_groups": 2,
+    "ssm_state_size": 6,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 12,
+    "moe_shared_expert_intermediate_size": 20,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+}
+del NEMOTRON["num_hidden_layers"]
+MAMBA2 = {
+    "vocab_size": 48,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_heads": 4,
+    "head_dim": 8,
+    "state_size": 6,
+    "n_groups": 2,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 DELTA = LLAMA | {
     "num_hidden_layers": 4,
@@ -265,6 +291,90 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_conv_kernel_dim": 3,
             "rms_norm_eps": 1e-3,
         },
+    ),
+    "falcon_h1": (
+        "FalconH1ForCausalLM",
+        LLAMA
+        | {"mamba_n_heads": 4, "mamba_d_ssm": 24, "mamba_n_groups": 2, "mamba_d_state": 6}
+        | {
+            "embedding_multiplier": 2.5,
+            "lm_head_multiplier": 0.4,
+            "mlp_multipliers": [0.9, 0.6],
+            "key_multiplier": 0.4,
+            "attention_in_multiplier": 1.5,
+            "attention_out_multiplier": 0.9,
+            "ssm_multipliers": [0.35, 0.25, 0.3, 0.5, 0.4],
+            "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.3,
+        },
+    ),
+    "falcon_h1, normed, biased, tied": (
+        "FalconH1ForCausalLM",
+        LLAMA
+        | {
+            "mamba_n_heads": 4,
+            "mamba_d_ssm": None,
+            "mamba_d_state": 6,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_conv_bias": False,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "key_multiplier": 0.4,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "falcon_h1, normed before gates": (
+        "FalconH1ForCausalLM",
+        LLAMA | {"mamba_n_heads": 4, "mamba_d_ssm": 24, "mamba_d_state": 6, "mamba_rms_norm": True},
+    ),
+    "olmo_hybrid": (
+        "OlmoHybridForCausalLM",
+        LLAMA
+        | {"layer_types": ["linear_attention", "full_attention"], "rope_parameters": NO_ROPE}
+        # transformers writes convolutions in three equal parts
+        | {"linear_key_head_dim": 6, "linear_value_head_dim": 6},
+    ),
+    "olmo_hybrid, rope, no signs": (
+        "OlmoHybridForCausalLM",
+        LLAMA
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 10,
+            "linear_value_head_dim": 5,
+            "linear_allow_neg_eigval": False,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronHForCausalLM",
+        NEMOTRON | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
+    ),
+    "nemotron_h, dense, long steps": (
+        "NemotronHForCausalLM",
+        NEMOTRON
+        | {
+            "layers_block_type": ["mlp", "mlp", "linear_attention", "full_attention", "mlp"],
+            "mlp_bias": True,
+            "use_conv_bias": False,
+            "time_step_min": 0.8,
+        },
+    ),
+    "nemotron_h, experts without states": (
+        "NemotronHForCausalLM",
+        NEMOTRON | {"layers_block_type": ["full_attention", "moe"], "norm_topk_prob": False},
+    ),
+    "mamba2": ("Mamba2ForCausalLM", MAMBA2),
+    "mamba2, one group, tied": (
+        "Mamba2ForCausalLM",
+        MAMBA2
+        | {"n_groups": 1, "tie_word_embeddings": True, "use_conv_bias": False, "conv_kernel": 3}
+        | {"time_step_limit": (0.7, float("inf"))},
     ),
     "bamba": (
         "BambaForCausalLM",

@@ -129,6 +129,9 @@ def _to_normalized_values(model: ModelConfig) -> Values:
     values = model.model_dump()
     kinds = [model.get_layer_type(layer) for layer in range(model.num_hidden_layers)]
     values["layer_types"] = kinds
+    values["feed_forward_layers"] = [
+        model.has_feed_forward(layer) for layer in range(model.num_hidden_layers)
+    ]
     values["sliding_window"] = model.sliding_window if "sliding_attention" in kinds else None
     if model.position.kind == "rope":
         values["position"]["layers"] = [
@@ -145,6 +148,9 @@ def _to_normalized_values(model: ModelConfig) -> Values:
                 values["position"]["scaling"],
                 model.attention.qk_nope_head_dim + model.attention.qk_rope_head_dim,
             )
+    if not model.num_attention_layers and model.position.kind in ("none", "rope"):
+        names = ("attention", "position", "num_attention_heads", "num_key_value_heads", "head_dim")
+        values |= dict.fromkeys(names)
     if model.linear_attention is not None:
         # Chunks compute the same, whatever their length.
         values["linear_attention"]["chunk_length"] = None

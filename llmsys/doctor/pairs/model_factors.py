@@ -276,6 +276,28 @@ MODEL_FACTORS = (
             needs={"objective": "next_token"},
         ),
         Value(
+            "one sub-layer",
+            DUAL
+            | {
+                "model.layer_types": ["linear_attention", "feed_forward"],
+                "model.feed_forward_layers": [False, True],
+            },
+            needs={"objective": "next_token"},
+        ),
+        Value(
+            "attention alone",
+            {
+                "model.layer_types": ["full_attention", "feed_forward"],
+                "model.feed_forward_layers": [False, True],
+            },
+            needs={"objective": "next_token"},
+        ),
+        Value(
+            "hybrid",
+            DUAL | {"model.layer_types": ["hybrid", "full_attention"]},
+            needs={"objective": "next_token"},
+        ),
+        Value(
             "linear and sliding",
             LINEAR
             | {
@@ -291,6 +313,25 @@ MODEL_FACTORS = (
         "pre",
         Value("reversible", {"model.residual": {"kind": "reversible"}}, needs={"experts": NONE}),
         Value("scaled branches", {"model.residual": {"kind": "pre", "multiplier": 0.5}}),
+        Value(
+            "output after attention",
+            {"model.residual": {"kind": "output", "linear_layers": "pre"}},
+        ),
+    ),
+    build_factor(
+        "projections",
+        Value(NONE),
+        Value(
+            "multiplied",
+            {
+                "model.multipliers": {
+                    "attention": {"k_proj": 0.5, "o_proj": 1.5},
+                    "feed_forward": {"up_proj": 1.2, "down_proj": 0.7},
+                }
+            },
+            needs={"objective": "next_token", "experts": NONE},
+        ),
+        acts_with={"attention": frozenset({"multi_head"})},
     ),
     build_factor("skips", Value(NONE), Value("u-shaped", {"model.u_shaped_skips": True})),
     build_choice_factor("norm", "model.norm", "rmsnorm"),

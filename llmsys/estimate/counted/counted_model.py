@@ -103,19 +103,18 @@ class CountedModel:
         return sum(2 * term.count_products(length, source, full=full) for term in self.attention)
 
 
-def count_scan(elements: int, kind: Literal["selective", "dual"]) -> int:
-    """Return the operations of a recurrence for one token, in its recurrent form, which no kernel
-    undercuts.
+def count_scan(elements: int) -> int:
+    """Return the operations of Mamba's recurrence for one token, in its recurrent form, which no
+    kernel undercuts.
 
     Args:
         elements: numbers in the state of one layer.
-        kind: selective: Mamba's scan (9 per element: the decay, the input, the sum and the
-            read-out); dual: Mamba-2's with one decay per head (7, as Megatron counts).
 
     Returns:
-        Operations of the forward pass.
+        Operations of the forward pass: 9 for each number, for the decay, the input, the sum and
+        the read-out.
     """
-    return (9 if kind == "selective" else 7) * elements
+    return 9 * elements
 
 
 def place_rows(rows: Iterable[ParameterTensor], layers: Iterable[int]) -> Iterator[ParameterTensor]:

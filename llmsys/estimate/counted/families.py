@@ -93,18 +93,6 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
         "use_associative_scan intermediate_size d_inner d_model n_layer ssm_cfg "
         "fused_add_norm rms_norm pad_vocab_size_multiple",
     ),
-    "mamba2": CountedFamily(
-        hybrid.build_mamba2,
-        {
-            "num_heads": 128, "head_dim": 64, "vocab_size": 32768, "hidden_size": 4096,
-            "state_size": 128,
-            "num_hidden_layers": 64, "expand": 2, "conv_kernel": 4, "n_groups": 8,
-            "use_bias": False,
-            "use_conv_bias": True, "tie_word_embeddings": False,
-        },
-        _MAMBA + ("layer_norm_epsilon time_step_rank time_step_limit chunk_size norm_before_gate "
-        "rms_norm"),
-    ),
     "jamba": CountedFamily(
         hybrid.build_jamba,
         _DECODER | {
@@ -119,28 +107,6 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
         },
         "use_mamba_kernels use_mambapy use_associative_scan num_logits_to_keep "
         "mamba_inner_layernorms calc_logits_for_entire_prompt",
-    ),
-    "nemotron_h": CountedFamily(
-        hybrid.build_nemotron_h,
-        {
-            "vocab_size": 131072, "hidden_size": 4096, "layers_block_type": None,
-            "layer_types": None,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-            "max_position_embeddings": 4096, "intermediate_size": 21504, "mlp_bias": False,
-            "ssm_state_size": 128,
-            "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "conv_kernel": 4,
-            "use_conv_bias": True,
-            "n_routed_experts": 8, "moe_intermediate_size": 7688,
-            "moe_shared_expert_intermediate_size": 7688,
-            "moe_latent_size": None, "num_experts_per_tok": 2, "use_bias": False,
-        },
-        _MAMBA + "attention_bias mamba_proj_bias expand mlp_hidden_act mamba_hidden_act "
-        "use_mamba_kernels time_step_limit chunk_size mamba_ssm_cache_dtype n_shared_experts "
-        "moe_shared_expert_overlap routed_scaling_factor n_group topk_group norm_topk_prob "
-        "num_nextn_predict_layers mtp_layers_block_type layer_norm_epsilon hidden_dropout "
-        "num_logits_to_keep sliding_window mamba_expand mamba_chunk_size attention_head_dim "
-        "norm_eps time_step_rank mamba_dt_min mamba_dt_max mamba_dt_limit mamba_dt_init_floor "
-        "is_mamba_tied mtp_hybrid_override_pattern",
     ),
     "apertus": CountedFamily(
         recent.build_apertus,

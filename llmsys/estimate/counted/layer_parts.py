@@ -135,33 +135,3 @@ def iter_selective_scan(name: str, sizes: SelectiveScanSizes) -> Rows:
     if sizes.norms:
         for part, width in (("dt", sizes.rank), ("b", sizes.state), ("c", sizes.state)):
             yield from iter_norm(f"{name}.{part}_layernorm", width)
-
-
-@dataclass(frozen=True)
-class DualScanSizes:
-    """Sizes of a Mamba-2 mixer (Dao 2024)."""
-
-    hidden: int
-    inner: int
-    heads: int
-    state: int
-    groups: int
-    kernel: int
-    conv_bias: bool
-    bias: bool
-
-
-def iter_dual_scan(name: str, sizes: DualScanSizes) -> Rows:
-    """Yield the tensors of a Mamba-2 mixer."""
-    channels = sizes.inner + 2 * sizes.groups * sizes.state
-    for part in ("dt_bias", "A_log", "D"):
-        yield ParameterTensor(f"{name}.{part}", (sizes.heads,), "recurrent")
-    yield from iter_convolution(f"{name}.conv1d", channels, sizes.kernel, bias=sizes.conv_bias)
-    width = sizes.inner + channels + sizes.heads
-    yield from iter_linear_parameters(
-        f"{name}.in_proj", width, sizes.hidden, sizes.bias, "recurrent"
-    )
-    yield from iter_norm(f"{name}.norm", sizes.inner)
-    yield from iter_linear_parameters(
-        f"{name}.out_proj", sizes.hidden, sizes.inner, sizes.bias, "recurrent"
-    )

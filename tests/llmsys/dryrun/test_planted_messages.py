@@ -40,6 +40,11 @@ HYBRID = (
     "model.linear_attention.chunk_length=4",
     "model.attention.output_gate=true",
 )
+ALONE = (
+    "model.layer_types=[full_attention,feed_forward]",
+    "model.feed_forward_layers=[false,true]",
+)
+BESIDE = (*HYBRID, "model.linear_attention.kind=mamba2", "model.layer_types=[hybrid]")
 AGREEING: list[tuple[tuple[str, ...], int]] = [
     ((*RING, "layout.tensor=2", "train.activation_checkpoint=full", ONE_LAYER), 5),
     (
@@ -75,6 +80,18 @@ AGREEING: list[tuple[tuple[str, ...], int]] = [
     ((*HYBRID, *RING, "train.activation_checkpoint=full"), 5),
     ((*HYBRID, *RING, "model.linear_attention.kind=mamba2"), 1),
     ((*HYBRID, *RING, "model.linear_attention.kind=kimi_delta"), 2),
+    ((*ALONE, "layout.tensor=2", "train.activation_checkpoint=full"), 5),
+    (
+        (
+            *HYBRID,
+            *ALONE,
+            "model.layer_types=[linear_attention,feed_forward]",
+            "layout.context=4",
+            "train.activation_checkpoint=full",
+        ),
+        1,
+    ),
+    ((*BESIDE, *RING, "train.activation_checkpoint=selective"), 2),
     (
         (
             *HYBRID,

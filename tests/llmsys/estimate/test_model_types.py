@@ -71,6 +71,10 @@ COUNTED_OTHERWISE = {
     "granitemoehybrid",
     "deepseek_v32",
     "glm_moe_dsa",
+    "falcon_h1",
+    "olmo_hybrid",
+    "nemotron_h",
+    "mamba2",
 }
 
 

@@ -2,6 +2,7 @@
 wrong they are.
 """
 
+from collections import Counter
 from typing import Any, Literal
 
 import pytest
@@ -17,19 +18,31 @@ from tests.helpers.model_sections import MOE, SHAPE, VARIANTS
 from tests.helpers.tensor_names import list_parameter_names
 
 
+def _name_layer(config: ModelConfig, layer: int) -> str:
+    kind = "moe" if config.is_moe_layer(layer) else "dense"
+    if layer in config.embedding.value_layers:
+        return f"{kind}_values"
+    match config.get_layer_type(layer), config.has_feed_forward(layer):
+        case "feed_forward", _:
+            return f"{kind}_feed_forward"
+        case "linear_attention", False:
+            return "linear_attention"
+        case "hybrid", False:
+            return "hybrid_attention"
+        case _, False:
+            return "attention"
+        case "linear_attention", _:
+            return f"{kind}_linear"
+        case "hybrid", _:
+            return f"{kind}_hybrid"
+    return kind
+
+
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_parts_sum_to_the_total(changes: dict[str, Any]) -> None:
     config = ModelConfig.model_validate(SHAPE | changes)
     counts = count_parameters(config)
-    linear = [config.is_moe_layer(layer) for layer in config.linear_layers]
-    values = [config.is_moe_layer(layer) for layer in config.embedding.value_layers]
-    layers = {
-        "dense": config.num_dense_layers - linear.count(False) - values.count(False),
-        "moe": config.num_moe_layers - linear.count(True) - values.count(True),
-        "dense_values": values.count(False),
-        "moe_values": values.count(True),
-        "dense_linear": linear.count(False),
-        "moe_linear": linear.count(True),
+    layers = Counter(_name_layer(config, layer) for layer in range(config.num_hidden_layers)) | {
         "encoder": config.encoder_model.num_hidden_layers,
         "multi_token_prediction": config.multi_token_prediction.depth
         if config.multi_token_prediction

@@ -31,6 +31,9 @@ GENERATING = [case for case in CASES if not case.startswith(("bert", "roberta", 
 # Theirs keeps keys in the cache that were turned by the waves of a shorter sequence; ours computes
 # them anew.
 THEIRS_KEEPS_OLD_KEYS = {"llama, dynamic", "llama, longrope"}
+# Theirs limits the steps of state spaces in passes of several tokens, and not in those of one.
+THEIRS_FORGETS_LIMITS = {"nemotron_h, dense, long steps", "mamba2, one group, tied"}
+OTHER_TEXTS = THEIRS_KEEPS_OLD_KEYS | THEIRS_FORGETS_LIMITS
 # Theirs makes as many caches as the encoder has layers.
 THEIRS_FAILS = {"t5, deeper decoder"}
 
@@ -215,7 +218,7 @@ def test_a_cache_changes_nothing_and_greedy_texts_equal_those_of_transformers(
     else:
         expected = theirs.generate(prompt, **settings)
     text, cached = greedy(ours, prompt, count, **source)
-    assert expected is None or case in THEIRS_KEEPS_OLD_KEYS or text.tolist() == expected.tolist()
+    assert expected is None or case in OTHER_TEXTS or text.tolist() == expected.tolist()
     with torch.no_grad():
         steps = range(prompt.shape[1], text.shape[1])
         plain = torch.stack([ours(text[:, :step], **source)[:, -1] for step in steps], dim=1)

@@ -52,6 +52,10 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("gated attention", CONTEXT),
         ("gated delta", CONTEXT),
         ("mamba2", CONTEXT),
+        ("one sub-layer a layer, experts", ParallelLayout(context=2, expert=2), "full"),
+        ("attention alone", TENSOR, "selective"),
+        ("attention beside states", CONTEXT, "full"),
+        ("attention beside states", RING),
         ("kimi delta, experts, latent attention", ParallelLayout(context=2, expert=2), "selective"),
         ("kimi delta, experts, latent attention", RING.model_copy(update={"expert": 2}), "full"),
         (

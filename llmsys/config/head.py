@@ -14,7 +14,7 @@ from llmsys.config.module_tensors import (
     SavedTensor,
     iter_linear_parameters,
 )
-from llmsys.config.section import Section
+from llmsys.config.section import Section, find_nearest, list_divisors
 from llmsys.errors import Violation
 
 
@@ -233,6 +233,26 @@ class EncoderConfig(Section):
         0, ge=0, description="Id of the first token of every target."
     )
 
+    def find_violations(self, family: str, hidden_size: int) -> Iterator[Violation]:
+        """Yield a family without a separate encoder, and heads that do not divide the width.
+
+        Args:
+            family: `model.family`.
+            hidden_size: Width of the model.
+        """
+        if family != "encoder_decoder":
+            yield Violation(
+                "encoder",
+                f"family={family} has no separate encoder. Leave it out, or use encoder_decoder.",
+            )
+        heads = self.num_attention_heads
+        if heads and hidden_size % heads:
+            near = find_nearest(heads, list_divisors(hidden_size))
+            yield Violation(
+                "encoder.num_attention_heads",
+                f"{heads} does not divide hidden_size={hidden_size}. Use {near}.",
+            )
+
 
 class MultiTokenPredictionConfig(Section):
     """Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, 2.2): module k predicts k + 1
@@ -245,6 +265,19 @@ class MultiTokenPredictionConfig(Section):
     weight: float = Field(
         0.3, ge=0, description="Weight of their mean loss, added to the next-token loss."
     )
+
+    def find_violations(self, family: str, residual_kind: str) -> Iterator[Violation]:
+        """Yield a family or a placement of norms that the modules are not built for.
+
+        Args:
+            family: `model.family`.
+            residual_kind: `model.residual.kind`.
+        """
+        key = "multi_token_prediction"
+        if family != "decoder":
+            yield Violation(key, f"family={family} predicts no next token. Use null.")
+        if residual_kind not in ("pre", "sandwich", "output"):
+            yield Violation(key, f"it needs residual.kind=pre, not {residual_kind}. Use null.")
 
 
 class _BaseRecurrenceConfig(Section):

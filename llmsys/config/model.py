@@ -450,42 +450,18 @@ def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
         )
     if model.head.kind in ("mlm", "permutation"):
         yield from model.head.find_violations(dict(model))
-    if model.encoder is not None and model.family != "encoder_decoder":
-        yield Violation(
-            "encoder",
-            f"family={model.family} has no separate encoder. Leave it out, or use encoder_decoder.",
-        )
+    if model.encoder is not None:
+        yield from model.encoder.find_violations(model.family, model.hidden_size)
     if model.embedding.source_vocab_size is not None and model.family != "encoder_decoder":
         yield Violation(
             "embedding.source_vocab_size", f"family={model.family} has no source. Leave it out."
-        )
-    if (
-        model.encoder is not None
-        and (own := model.encoder.num_attention_heads)
-        and model.hidden_size % own
-    ):
-        near = find_nearest(own, list_divisors(model.hidden_size))
-        yield Violation(
-            "encoder.num_attention_heads",
-            f"{own} does not divide hidden_size={model.hidden_size}. Use {near}.",
         )
     position, window = model.position.kind, model.sliding_window
     yield from model.attention.find_violations(
         model, family=model.family, position=position, window=window
     )
-    if model.multi_token_prediction is not None and model.family != "decoder":
-        yield Violation(
-            "multi_token_prediction", f"family={model.family} predicts no next token. Use null."
-        )
-    if model.multi_token_prediction is not None and model.residual.kind not in (
-        "pre",
-        "sandwich",
-        "output",
-    ):
-        yield Violation(
-            "multi_token_prediction",
-            f"it needs residual.kind=pre, not {model.residual.kind}. Use null.",
-        )
+    if model.multi_token_prediction is not None:
+        yield from model.multi_token_prediction.find_violations(model.family, model.residual.kind)
 
 
 def _find_linear_violations(model: ModelConfig) -> Iterator[Violation]:

@@ -57,6 +57,8 @@ TRAINED = [variant for variant in VARIANTS if variant.is_trained]
 OF_MODEL = [variant for variant in TRAINED if variant.path.startswith("model.")]
 # Hidden states are no prediction: nothing to learn.
 NOT_TRAINED = {"model.head.kind=features"}
+# Left out of what `show` prints, as datasets of versions without the key have no such key.
+NOT_SHOWN = {"data.document_order.kind=hash"}
 # No model type of Hugging Face has these: the export is rejected.
 NOT_EXPORTED = {
     "model.head.kind=permutation",
@@ -120,7 +122,7 @@ def test_every_variant_has_an_example_and_every_example_a_variant() -> None:
 def test_show(variant: ConfigVariant, tmp_path: Path) -> None:
     config = get_config(variant)
     text = format_yaml(config)
-    assert f"kind: {variant.kind}" in text
+    assert (f"kind: {variant.kind}" in text) == (str(variant) not in NOT_SHOWN)
     (tmp_path / "config.yaml").write_text(text)
     if str(variant) not in NOT_TRAINED:
         assert load_run_config(str(tmp_path / "config.yaml")) == config

@@ -19,7 +19,7 @@ from operator import eq, not_
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from llmsys.config.custom_rules import EntryListConfig
 from llmsys.config.python_code import PythonCode
@@ -350,16 +350,19 @@ class ReadConfig(Section):
         "Null: by their format.",
     )
 
-    @model_validator(mode="after")
-    def _check_column_types(self) -> "ReadConfig":
+    @field_validator("column_types")
+    @classmethod
+    def _check_column_types(
+        cls, column_types: dict[str, ColumnType], info: ValidationInfo
+    ) -> dict[str, ColumnType]:
         for key in ("text_field", "url_field", "id_field", "date_field"):
-            if (name := getattr(self, key)) in self.column_types:
+            if (name := info.data.get(key)) in column_types:
                 raise_violation(
                     f"column_types.{name}",
-                    f"{self.column_types[name]} for {name!r}, which data.read.{key} reads as text. "
+                    f"{column_types[name]} for {name!r}, which data.read.{key} reads as text. "
                     "Leave it out here.",
                 )
-        return self
+        return column_types
 
     def __hash__(self) -> int:
         """Return a hash; pydantic's needs fields that are hashable."""

@@ -388,7 +388,8 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
         others = [layer for layer in depth if model.list_mixers(layer) != [model.attention]]
         yield from model.embedding.find_violations(dict(model), others)
     yield from find_skip_violations(dict(model)) if model.u_shaped_skips else ()
-    yield from find_python_violations(dict(model))
+    if model.has_python_blocks:
+        yield from find_python_violations(dict(model))
     yield from () if model.rnn is None else model.rnn.find_violations(model)
     if isinstance(model.residual, ReversibleConfig):
         yield from model.residual.find_violations(dict(model))

@@ -434,7 +434,8 @@ def build_nemotron_h_mapping(model: ModelConfig) -> FamilyMapping:
             rules += _map_mamba2(ours, theirs)
             continue
         plain = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-        names = {f"{ours}.{one}": f"{theirs}.{one}" for one in plain}
+        latent = ("fc1_latent_proj", "fc2_latent_proj")
+        names = {f"{ours}.{one}": f"{theirs}.{one}" for one in (*plain, *latent)}
         names[f"{ours}.router"] = f"{theirs}.gate"
         experts: dict[str, str] = {}
         for one in ("up_proj", "down_proj"):

@@ -70,6 +70,7 @@ def _read_experts(
         "num_experts": fields.read_int("n_routed_experts", "num_local_experts"),
         "num_experts_per_tok": chosen,
         "moe_intermediate_size": wide,
+        "latent_size": fields.read_optional_int("moe_latent_size"),
         "shared_intermediate_size": fields.read_int("moe_shared_expert_intermediate_size"),
         "expert": {"kind": feed_forward["kind"]},
         "score": "sigmoid",
@@ -79,9 +80,8 @@ def _read_experts(
         "dense_layers": tuple(n for n, kind in enumerate(kinds) if kind == "mlp"),
     }
     if "moe" not in kinds:
-        fields.ignore_keys("moe_latent_size", "n_shared_experts")
+        fields.ignore_keys("n_shared_experts")
         return None
-    fields.require_value("moe_latent_size", None, why="experts read the stream as it is")
     fields.require_value("n_shared_experts", 1, None, why="there is one shared layer")
     if feed_forward["bias"]:
         fields.add_violation(
@@ -115,6 +115,8 @@ def write_nemotron_layers(model: Values, keys: Values) -> None:
         "routed_scaling_factor",
     ):
         keys[name] = moe[name]
+    if moe["latent_size"] is not None:
+        keys["moe_latent_size"] = moe["latent_size"]
     keys["mlp_hidden_act"] = get_activation_name(moe["expert"]["kind"])
 
 

@@ -369,6 +369,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "NemotronHForCausalLM",
         NEMOTRON | {"layers_block_type": ["full_attention", "moe"], "norm_topk_prob": False},
     ),
+    "nemotron_h, experts in latents": ("NemotronHForCausalLM", NEMOTRON | {"moe_latent_size": 12}),
     "mamba2": ("Mamba2ForCausalLM", MAMBA2),
     "mamba2, one group, tied": (
         "Mamba2ForCausalLM",

@@ -74,6 +74,7 @@ class EmbeddingConfig(Section):
         refused = {
             "family": None if model["family"] == "decoder" else model["family"],
             "patches": model["patches"],
+            "rnn": model["rnn"],
             "multi_token_prediction": model["multi_token_prediction"],
             "parametrization.kind": None if parametrization == "standard" else parametrization,
         }

@@ -20,6 +20,7 @@ def find_skip_violations(model: dict[str, Any]) -> Iterator[Violation]:
     refused = {
         "num_hidden_layers": 1 if model["num_hidden_layers"] == 1 else None,
         "family": None if model["family"] == "decoder" else model["family"],
+        "rnn": None if model["rnn"] is None else model["rnn"].kind,
         "recurrence": None if model["recurrence"] is None else model["recurrence"].kind,
         "residual.kind": "reversible" if model["residual"].is_reversible else None,
         "parametrization.kind": None if parametrization == "standard" else parametrization,

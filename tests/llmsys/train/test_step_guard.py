@@ -5,11 +5,13 @@ resumes.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
+from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.loading.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.config.train import TrainConfig
@@ -89,6 +91,7 @@ def test_a_run_of_bad_steps_ends_and_so_does_the_first_one_under_stop() -> None:
 
 class NoExperts(torch.nn.Module):
     num_moe_layers, recurrence, encoder = 0, None, None
+    config = SimpleNamespace(attention=MultiHeadAttentionConfig())
     shapes_elsewhere: dict[str, tuple[int, ...]] = {}  # noqa: RUF012
 
     def list_moe_layers(self) -> list[Any]:

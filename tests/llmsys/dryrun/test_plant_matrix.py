@@ -260,7 +260,7 @@ def test_wasted_work_is_named_in_every_layout(layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_wrong_messages_are_named_in_every_layout(layout: str) -> None:
     """A sum over the wrong group, one that is missing, a second gather, and a read of the host."""
-    counts = [rf"missing: all_reduce {WORLD}, 16 bytes", rf"missing: all_reduce {WORLD}, 8 bytes"]
+    counts = [rf"missing: all_reduce {WORLD}, 16 bytes", rf"missing: all_reduce {WORLD}, 12 bytes"]
     plants = {NORM_ASTRAY: [NORM_NAMED, HALF_NAMED], OWN_COUNTS: counts}
     if layout != "offload-bf16":  # whose norm is on the host
         plants[CLIP_ITEM] = [CLIP_NAMED]

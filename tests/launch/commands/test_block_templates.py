@@ -17,7 +17,6 @@ from llmsys.config.run import RunConfig
 from llmsys.doctor.toy_dataset import VOCABULARY, build_toy_config, write_toy_dataset
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.events import read_latest_events
 from llmsys.model.python_block import MixerContext
 from llmsys.model.python_block_check import get_python_block
 from llmsys.model.transformer import Transformer
@@ -26,6 +25,7 @@ from tests.helpers.counted_flops import SEQUENCES, SOURCE, count_forward_flops
 from tests.helpers.model_sections import SHAPE
 from tests.helpers.paths import ROOT
 from tests.helpers.saved_bytes import compare_saved_bytes
+from tests.helpers.step_losses import list_step_losses
 
 TEMPLATES = ROOT / "launch" / "commands" / "templates"
 BLOCK, STRIDE, LENGTH = 6, 3, 20
@@ -217,9 +217,5 @@ def test_a_model_with_a_mixer_learns(name: str, tmp_path: Path) -> None:
         evaluation={"every_steps": 0},
     )
     train_run(config, lambda *_: [])
-    losses = [
-        event["loss"]
-        for event in read_latest_events(config.run.folder / "events.jsonl")
-        if event["event"] == "step"
-    ]
+    losses = list_step_losses(config.run.folder)
     assert losses[-1] < 0.75 * losses[0], losses

@@ -16,13 +16,14 @@ import pytest
 import yaml
 
 from llmsys.doctor.toy_dataset import LENGTH, SEQUENCES, build_toy_config, write_toy_dataset
-from llmsys.events import read_events, read_latest_events
+from llmsys.events import read_events
 from llmsys.launch.train import STOPPED
 from llmsys.train.checkpoint_record import read_record
 from tests.helpers.forked_commands import run_forked
 from tests.helpers.hosts import Hosts, find_missing_requirement, real_hosts
 from tests.helpers.paused_run import Standstill, pause_run
 from tests.helpers.process import wait_until
+from tests.helpers.step_losses import list_step_losses
 
 pytestmark = [
     pytest.mark.distributed,
@@ -98,11 +99,7 @@ def saved_or_ended(
 
 
 def losses(hosts: Hosts, name: str) -> list[float]:
-    return [
-        event["loss"]
-        for event in read_latest_events(hosts.folder / name / "events.jsonl")
-        if event["event"] == "step"
-    ]
+    return list_step_losses(hosts.folder / name)
 
 
 def ranks(hosts: Hosts, name: str) -> list[psutil.Process]:

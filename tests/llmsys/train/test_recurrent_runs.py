@@ -13,8 +13,8 @@ from llmsys.doctor.toy_dataset import (
     write_toy_dataset,
     write_toy_pairs,
 )
-from llmsys.events import read_latest_events
 from llmsys.train.build_trainer import train_run
+from tests.helpers.step_losses import list_step_losses
 
 LABELS = ("even", "odd")
 # (sections of the model, other sections, share of the first loss that the last may have)
@@ -72,9 +72,5 @@ def test_the_loss_falls(name: str, tmp_path: Path) -> None:
         evaluation={"every_steps": 0},
     )
     train_run(config, lambda *_: [])
-    steps = [
-        event["loss"]
-        for event in read_latest_events(config.run.folder / "events.jsonl")
-        if event["event"] == "step"
-    ]
+    steps = list_step_losses(config.run.folder)
     assert steps[-1] < share * steps[0], steps

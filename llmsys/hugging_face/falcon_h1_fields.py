@@ -7,6 +7,7 @@ of a config.json.
 import math
 
 from llmsys.hugging_face.config_json import ConfigJsonReader
+from llmsys.hugging_face.linear_layers import read_mamba_head_width
 from llmsys.hugging_face.nemotron_fields import read_step_limit, write_step_limit
 from llmsys.hugging_face.shared_fields import Values
 
@@ -23,19 +24,10 @@ def read_falcon_h1_mixer(fields: ConfigJsonReader, values: Values) -> None:
         values: values of the ModelConfig, changed in place.
     """
     linear = values["linear_attention"]
-    heads = linear["num_value_heads"]
     given = fields.read_optional_int("mamba_d_ssm")
     inner = given or fields.read_int("mamba_expand") * values["hidden_size"]
-    width, rest = divmod(inner, max(1, heads))
-    linear["value_head_dim"] = max(1, width)
-    own = fields.values.get("mamba_d_head")
-    fields.ignore_keys("mamba_d_head", "mamba_expand")
-    if rest or own not in (None, "auto", width):
-        fields.add_violation(
-            "mamba_n_heads",
-            f"{heads} heads do not have mamba_d_ssm = {inner} channels. Give a divisor, and leave "
-            "mamba_d_head out.",
-        )
+    fields.ignore_keys("mamba_expand")
+    read_mamba_head_width(fields, values, inner, "mamba_d_ssm")
     norm = "before_gate" if fields.read_bool("mamba_norm_before_gate") else "after_gate"
     linear["output_norm"] = norm if fields.read_bool("mamba_rms_norm") else "none"
     read_step_limit(fields, values)

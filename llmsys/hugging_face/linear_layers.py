@@ -107,6 +107,31 @@ def read_mamba_layers(fields: ConfigJsonReader, values: Values) -> None:
         values["linear_attention"] = None
 
 
+def read_mamba_head_width(
+    fields: ConfigJsonReader, values: Values, channels: int, source: str
+) -> None:
+    """Read the width of Mamba-2's heads from that of all heads.
+
+    Args:
+        fields: reader of the config.json.
+        values: values of the ModelConfig, changed in place.
+        channels: channels of all heads.
+        source: keys that they are from, for messages.
+    """
+    linear = values["linear_attention"]
+    heads = linear["num_value_heads"]
+    width, rest = divmod(channels, max(1, heads))
+    linear["value_head_dim"] = max(1, width)
+    given = fields.values.get("mamba_d_head")
+    fields.ignore_keys("mamba_d_head")
+    if rest or given not in (None, "auto", width):
+        fields.add_violation(
+            "mamba_n_heads",
+            f"{heads} heads do not have {source} = {channels} channels. Give a divisor, and leave "
+            "mamba_d_head out.",
+        )
+
+
 def read_mamba_widths(fields: ConfigJsonReader, values: Values) -> None:
     """Read the width of Mamba-2's heads from that of all heads, and check that steps have no
     limits.
@@ -115,19 +140,9 @@ def read_mamba_widths(fields: ConfigJsonReader, values: Values) -> None:
         fields: reader of the config.json.
         values: values of the ModelConfig, changed in place.
     """
-    linear = values["linear_attention"]
-    heads = linear["num_value_heads"]
     inner = fields.read_int("mamba_expand") * values["hidden_size"]
-    width, rest = divmod(inner, max(1, heads))
-    linear["value_head_dim"] = max(1, width)
-    given = fields.values.get("mamba_d_head")
-    fields.ignore_keys("mamba_d_head", "time_step_limit")
-    if rest or given not in (None, "auto", width):
-        fields.add_violation(
-            "mamba_n_heads",
-            f"{heads} heads do not have mamba_expand · hidden_size = {inner} channels. Give a "
-            "divisor, and leave mamba_d_head out.",
-        )
+    read_mamba_head_width(fields, values, inner, "mamba_expand · hidden_size")
+    fields.ignore_keys("time_step_limit")
     # Whole numbers have no infinity in JSON, which some writers spell out.
     limits = fields.values.get("time_step_limit")
     if limits not in (None, [0, math.inf], [0, {"__float__": "Infinity"}]):

@@ -90,8 +90,8 @@ class PageTreeReader {
     TreeBuilder builder(tree);
     if (body) walk(body, builder);
     builder.finish();
-    tree.is_discussion = name_one(html, DISCUSSION_TYPES);
-    tree.is_product = name_one(html, PRODUCT_TYPES);
+    tree.is_discussion = contains_one(html, DISCUSSION_TYPES);
+    tree.is_product = contains_one(html, PRODUCT_TYPES);
     return !is_left_ && !is_for_readers_without_scripts(tree);
   }
 
@@ -211,8 +211,9 @@ class PageTreeReader {
     if (element->is_value && element->is_value->data && !has_is) is_left_ = true;
   }
 
+  // Whether one of some names occurs.
   template <size_t count>
-  static bool name_one(string_view html, const char* const (&names)[count]) {
+  static bool contains_one(string_view html, const char* const (&names)[count]) {
     for (const char* name : names)
       if (contains(html, name)) return true;
     return false;

@@ -189,7 +189,9 @@ def find_root(page: ElementStats, weights: list[float]) -> int:
 
 
 def _find_thread(page: ElementStats, root: int) -> int:
-    """Return the nearest element around the root that holds nearly all posts."""
+    """Return the nearest element around the root that holds four fifths of the paragraphs: the
+    posts of a thread.
+    """
     least = page.count_paragraph_characters(0) * _LEAST_OF_THREAD
     while root > 0 and page.count_paragraph_characters(root) < least:
         root = page.tree.parent[root]

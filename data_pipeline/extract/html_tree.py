@@ -55,7 +55,7 @@ def normalize_html(html: bytes, with_scripts: bool) -> tuple[str, int]:
     for element in reversed(body.css(_UNREAD_SELECTOR)):  # inner elements first
         element.decompose(recursive=False)
     unscripted = 0
-    if with_scripts and b"noscript" in html.lower():
+    if with_scripts:
         for element in reversed(body.css("noscript")):
             unscripted += len("".join(element.text().split()))
             element.decompose(recursive=False)

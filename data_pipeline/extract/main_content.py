@@ -267,7 +267,7 @@ def find_main_content(page: ElementStats) -> list[int]:
 
 
 def find_main_part(page: ElementStats) -> int:
-    """Find what is left of a page without its header, footer and columns.
+    """Find the main part of a page: what its author marks so.
 
     Args:
         page: A parsed page.

@@ -168,10 +168,11 @@ class _FileIndex:
     def _find_package(self, target: str) -> Sequence[int]:
         """Return the files of a Go package, whose name begins with that of its module."""
         parts = target.split("/")
+        if len(parts) == 1:  # as most packages of the standard library are named
+            return ()
         for start in range(min(len(parts), _MAX_FOLDERS)):
             folder = self._folder_suffixes.get("/".join(parts[start:]))
-            # A single name is too likely to be one of the standard library.
-            if folder is not None and (start < len(parts) - 1 or len(parts) > 1):
+            if folder is not None:
                 return self._folders[folder][:_MAX_PACKAGE_FILES]
         return ()
 

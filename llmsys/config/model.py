@@ -378,10 +378,8 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     if model.multipliers is not None:
         yield from model.multipliers.find_violations(dict(model))
     if model.moe is not None:
-        layers = (model.num_hidden_layers, model.num_moe_layers)
-        yield from model.moe.find_layer_violations(*layers)
-        kinds = (model.residual.kind, model.parametrization.kind)
-        yield from model.moe.find_model_violations(*kinds)
+        yield from model.moe.find_layer_violations(model.num_hidden_layers, model.num_moe_layers)
+        yield from model.moe.find_model_violations(model.residual.kind, model.parametrization.kind)
     yield from _find_recurrence_violations(model)
     if model.embedding.value_layers or model.embedding.bigram_rows:
         depth = range(model.num_hidden_layers)

@@ -113,7 +113,7 @@ def _iter_exchanges(context: RankContext, layer: int) -> Iterator[Exchange]:
     # Positions that the tensor ranks of a context rank hold together.
     positions = context.sequences * context.length // layout.context
     stream = positions * model.hidden_size
-    dense = model.has_feed_forward(layer)
+    feeds_forward = model.has_feed_forward(layer)
     mixers = model.list_mixers(layer) if layout.tensor * layout.context > 1 else []
     for number, mixer in enumerate(mixers, start=1):
         if isinstance(mixer, BaseLinearAttentionConfig):
@@ -122,16 +122,16 @@ def _iter_exchanges(context: RankContext, layer: int) -> Iterator[Exchange]:
             yield from _iter_latent_exchanges(context, mixer, positions)
         else:
             yield from _iter_head_exchanges(context, positions)
-        is_last = number == len(mixers) and not dense
+        is_last = number == len(mixers) and not feeds_forward
         yield Exchange(
             "reduce_scatter", "all_gather", "tensor", stream, is_saved=True, is_last=is_last
         )
     is_sparse = model.moe is not None and model.is_moe_layer(layer)
-    has_feed_forward = not is_sparse or (model.moe is not None and model.moe.shared_expert_size)
-    has_feed_forward = dense and has_feed_forward
+    # Dense layers, or the shared experts beside routed ones.
+    is_divided = not is_sparse or (model.moe is not None and model.moe.shared_expert_size)
     if is_sparse and model.moe is not None:
         yield from _iter_expert_exchanges(context, model.moe)
-    if has_feed_forward and layout.tensor > 1:
+    if feeds_forward and is_divided and layout.tensor > 1:
         yield Exchange("all_gather", "reduce_scatter", "tensor", stream)
         yield Exchange(
             "reduce_scatter",

@@ -88,9 +88,9 @@ def compute_initial_value(
     """Compute the initial value of one parameter, or a slice of it.
 
     A class of `kind: python` may give its own values, and decays of linear attention have theirs.
-    Norm weights are 1 (0 with unit_offset) and scales of value embeddings and skips 1, biases
-    and the table of bigrams 0. Everything else is normal with the
-    standard deviation of `compute_init_std`.
+    Norm weights are 1 (0 with unit_offset) and scales of value embeddings and skips 1, biases and
+    the table of bigrams 0. Everything else is normal with the standard deviation of
+    `compute_init_std`.
 
     Args:
         config: The full model.

@@ -35,9 +35,7 @@ from llmsys.optim.matrix_optimizer import (
     update_plain_tensors,
 )
 from llmsys.optim.muon import (
-    STATE_KEYS as NEURON_STATE_KEYS,
-)
-from llmsys.optim.muon import (
+    NEURON_STATE_KEYS,
     Apply,
     BuildSums,
     Muon,

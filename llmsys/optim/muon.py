@@ -25,7 +25,7 @@ from llmsys.optim.elementwise import apply_weight_decay
 # M, N the sides of a matrix, E experts (any leading dims are a batch of matrices)
 
 # Name of the second moment of neurons in a checkpoint → in the state of the optimizer.
-STATE_KEYS = {"neuron_moment": "exp_avg_sq_neuron"}
+NEURON_STATE_KEYS = {"neuron_moment": "exp_avg_sq_neuron"}
 
 # Coefficients of the quintic step, chosen for the steepest slope at 0: singular values end near 1,
 # not at it.
@@ -168,7 +168,7 @@ class Muon(torch.optim.Optimizer):
                 }
                 if config.neuron_beta is not None:
                     dim = get_input_dim(parameter.ndim)
-                    state |= {STATE_KEYS["neuron_moment"]: build_sums(parameter, dim)}
+                    state |= {NEURON_STATE_KEYS["neuron_moment"]: build_sums(parameter, dim)}
                 self.state[parameter] = state
 
     @torch.no_grad()
@@ -233,7 +233,7 @@ class Muon(torch.optim.Optimizer):
         self._sum_shards(squares, parameters, inputs)
         scales: list[Tensor] = []
         for parameter, square, dim in zip(parameters, squares, inputs, strict=True):
-            moment = get_local_tensor(self.state[parameter][STATE_KEYS["neuron_moment"]])
+            moment = get_local_tensor(self.state[parameter][NEURON_STATE_KEYS["neuron_moment"]])
             moment.lerp_(square / parameter.shape[dim], 1 - beta)
             scales.append(1 / moment.sqrt().add_(self._config.eps))
         sums = [
